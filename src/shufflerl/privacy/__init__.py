@@ -1,0 +1,1 @@
+"""Where privacy lives: noise laws, protocol, accounting, certificate, ledger and audit."""

@@ -1,0 +1,101 @@
+"""Names to constructors: one registry per kind of thing, with suggestions for what was misspelt."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from shufflerl.errors import InvalidInputError, UnknownNameError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The tail of an error message: what was probably meant, and what there is."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Known: {', '.join(names) or 'none'}."
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a constructor lives ("module:attribute", imported on first use) and one line about it."""
+
+    location: str
+    summary: str
+
+    def load(self) -> Callable[..., Any]:
+        """Import the constructor."""
+        module, _, attribute = self.location.partition(":")
+        constructor: Callable[..., Any] = getattr(import_module(module), attribute)
+        return constructor
+
+
+class Registry:
+    """A table of constructors by name. Parameters after the first `given` ones are the user's, by keyword."""
+
+    def __init__(self, kind: str, entries: Mapping[str, Entry], given: tuple[str, ...] = ()) -> None:
+        self.kind = kind
+        self._entries = dict(entries)
+        self._given = given
+
+    def __iter__(self) -> Iterator[tuple[str, Entry]]:
+        return iter(self._entries.items())
+
+    def entry(self, name: str) -> Entry:
+        """Look a name up."""
+        if name not in self._entries:
+            raise UnknownNameError(f"There is no {self.kind} {name!r}.{nearest(name, self._entries)}")
+        return self._entries[name]
+
+    def parameters(self, name: str) -> dict[str, inspect.Parameter]:
+        """The keyword parameters a user may set, with their defaults."""
+        signature = inspect.signature(self.entry(name).load(), eval_str=True)
+        return {key: value for key, value in signature.parameters.items() if key not in self._given}
+
+    def make(self, name: str, /, *given: Any, **chosen: Any) -> Any:
+        """Construct `name` from what the caller gives and what the user chose."""
+        known = self.parameters(name)
+        for key in chosen:
+            if key not in known:
+                raise UnknownNameError(f"{self.kind} {name!r} has no parameter {key!r}.{nearest(key, known)}")
+        missing = [k for k, p in known.items() if p.default is inspect.Parameter.empty and k not in chosen]
+        if missing:
+            raise InvalidInputError(f"{self.kind} {name!r} needs the parameter {missing[0]!r}; give {missing[0]}=...")
+        return self.entry(name).load()(*given, **chosen)
+
+    def parse(self, name: str, assignments: Iterable[str]) -> dict[str, Any]:
+        """Turn the command line's "key=value" strings into parameters of the types the constructor declares."""
+        known = self.parameters(name)
+        parsed: dict[str, Any] = {}
+        for assignment in assignments:
+            key, separator, text = assignment.partition("=")
+            if not separator:
+                raise InvalidInputError(f"{assignment!r} is not a parameter; write it as key=value.")
+            if key not in known:
+                raise UnknownNameError(f"{self.kind} {name!r} has no parameter {key!r}.{nearest(key, known)}")
+            parsed[key] = _parse(f"parameter {key!r} of {self.kind} {name!r}", text, known[key].annotation)
+        return parsed
+
+
+def _parse(what: str, text: str, annotation: Any) -> Any:
+    alternatives = getattr(annotation, "__args__", (annotation,))
+    if type(None) in alternatives and text.lower() == "none":
+        return None
+    for kind in (kind for kind in (bool, int, float) if kind in alternatives):
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind is not bool:
+            try:
+                number = float(text)
+            except ValueError:
+                continue
+            if kind is float or number.is_integer():
+                return kind(number)
+    if str in alternatives:
+        return text
+    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in alternatives)
+    raise InvalidInputError(f"{what} is {text!r}; expected {wanted}.")
