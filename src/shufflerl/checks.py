@@ -33,12 +33,15 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
 
 def real(name: str, value: Any, *, above: float = -math.inf, below: float = math.inf, closed: bool = False) -> float:
     """A finite number strictly between the bounds, or on them when `closed`."""
-    inside = (lambda v: above <= v <= below) if closed else (lambda v: above < v < below)
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number) or not inside(number):
+    if (
+        isinstance(value, bool)
+        or not math.isfinite(number)
+        or not (above <= number <= below if closed else above < number < below)
+    ):
         brackets = "[]" if closed else "()"
         raise InvalidInputError(
             f"{name} is {value!r}; expected a finite number in {brackets[0]}{above:g}, {below:g}{brackets[1]}."

@@ -56,29 +56,40 @@ class Registry:
         signature = inspect.signature(self.entry(name).load(), eval_str=True)
         return {key: value for key, value in signature.parameters.items() if key not in self._given}
 
+    def describe(self, name: str) -> dict[str, Any]:
+        """Its parameters as JSON values: the required ones by name, the others with their defaults."""
+        known = self.parameters(name)
+        required = [key for key, parameter in known.items() if parameter.default is parameter.empty]
+        return {
+            "required": required,
+            "parameters": {key: parameter.default for key, parameter in known.items() if key not in required},
+        }
+
     def make(self, name: str, /, *given: Any, **chosen: Any) -> Any:
         """Construct `name` from what the caller gives and what the user chose."""
-        known = self.parameters(name)
         for key in chosen:
-            if key not in known:
-                raise UnknownNameError(f"{self.kind} {name!r} has no parameter {key!r}.{nearest(key, known)}")
-        missing = [k for k, p in known.items() if p.default is inspect.Parameter.empty and k not in chosen]
-        if missing:
-            raise InvalidInputError(f"{self.kind} {name!r} needs the parameter {missing[0]!r}; give {missing[0]}=...")
+            self._parameter(name, key)
+        for key in self.describe(name)["required"]:
+            if key not in chosen:
+                raise InvalidInputError(f"{self.kind} {name!r} needs the parameter {key!r}; give {key}=...")
         return self.entry(name).load()(*given, **chosen)
 
     def parse(self, name: str, assignments: Iterable[str]) -> dict[str, Any]:
         """Turn the command line's "key=value" strings into parameters of the types the constructor declares."""
-        known = self.parameters(name)
         parsed: dict[str, Any] = {}
         for assignment in assignments:
             key, separator, text = assignment.partition("=")
             if not separator:
                 raise InvalidInputError(f"{assignment!r} is not a parameter; write it as key=value.")
-            if key not in known:
-                raise UnknownNameError(f"{self.kind} {name!r} has no parameter {key!r}.{nearest(key, known)}")
-            parsed[key] = _parse(f"parameter {key!r} of {self.kind} {name!r}", text, known[key].annotation)
+            kind = self._parameter(name, key).annotation
+            parsed[key] = _parse(f"parameter {key!r} of {self.kind} {name!r}", text, kind)
         return parsed
+
+    def _parameter(self, name: str, key: str) -> inspect.Parameter:
+        known = self.parameters(name)
+        if key not in known:
+            raise UnknownNameError(f"{self.kind} {name!r} has no parameter {key!r}.{nearest(key, known)}")
+        return known[key]
 
 
 def _parse(what: str, text: str, annotation: Any) -> Any:

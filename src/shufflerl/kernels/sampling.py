@@ -1,0 +1,143 @@
+"""Drawing users' episodes: the counts of many at once, or one by one.
+
+NumPy generators are passed in; numba draws from them the same stream that NumPy would.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+
+from shufflerl.checks import FloatArray, IntArray
+from shufflerl.kernels import compiled
+from shufflerl.mdp import PolicyArray
+
+#: Counts are added into whole numbers, or into the running sums of a learner.
+Tally = IntArray | FloatArray
+
+
+@compiled
+def draw_one(rng: Generator, probabilities: FloatArray) -> int:
+    """One index, by inversion; where there is no choice nothing is drawn."""
+    if len(probabilities) == 1:
+        return 0
+    left = rng.random()
+    for i in range(len(probabilities) - 1):
+        left -= probabilities[i]
+        if left < 0:
+            return i
+    # Rounding may leave the last index with a probability of zero: fall back to the last that has one.
+    last = len(probabilities) - 1
+    while probabilities[last] == 0:
+        last -= 1
+    return last
+
+
+@compiled
+def split(rng: Generator, users: int, probabilities: FloatArray, parts: IntArray) -> None:
+    """Write a Multinomial(users, probabilities) draw into `parts`, by conditional binomials."""
+    parts[:] = 0
+    if users == 1:
+        parts[draw_one(rng, probabilities)] = 1
+        return
+    left = users
+    mass = 1.0
+    last = -1
+    for i in range(len(probabilities)):
+        if left == 0:
+            return
+        p = probabilities[i]
+        if p > 0:
+            share = min(1.0, p / mass) if mass > 0 else 1.0
+            parts[i] = rng.binomial(left, share)
+            left -= parts[i]
+            mass -= p
+            last = i
+    parts[last] += left  # the probabilities sum to one only up to rounding
+
+
+@compiled
+def add_counts(
+    rng: Generator,
+    transitions: FloatArray,
+    rewards: FloatArray,
+    start: FloatArray,
+    policy: PolicyArray,
+    users: int,
+    moves: Tally,
+    pays: Tally,
+) -> None:
+    """Play `users` episodes of one policy and add their counts to moves[h, x, a, x'] and pays[h, x, a, r].
+
+    Layer by layer: given how many users are where, their next states are multinomial and their reward bits binomial.
+    This is the exact joint law of the counts, at a cost that does not depend on the number of users.
+    """
+    horizon, states = policy.shape
+    here = np.empty(states, dtype=np.int64)
+    there = np.empty(states, dtype=np.int64)
+    parts = np.empty(states, dtype=np.int64)
+    split(rng, users, start, here)
+    for h in range(horizon):
+        there[:] = 0
+        for x in range(states):
+            n = here[x]
+            if n == 0:
+                continue
+            a = policy[h, x]
+            wins = rng.binomial(n, rewards[h, x, a]) if n > 1 else np.int64(rng.random() < rewards[h, x, a])
+            pays[h, x, a, 1] += wins
+            pays[h, x, a, 0] += n - wins
+            if h + 1 < horizon:
+                split(rng, n, transitions[h, x, a], parts)
+                for y in range(states):
+                    moves[h, x, a, y] += parts[y]
+                    there[y] += parts[y]
+        here, there = there, here
+
+
+@compiled
+def add_mixture_counts(
+    rng: Generator,
+    transitions: FloatArray,
+    rewards: FloatArray,
+    start: FloatArray,
+    policies: PolicyArray,
+    weights: FloatArray,
+    users: int,
+    moves: Tally,
+    pays: Tally,
+) -> None:
+    """`add_counts` for users who are each given one of the policies at random."""
+    given = np.empty(len(weights), dtype=np.int64)
+    split(rng, users, weights, given)
+    for m in range(len(weights)):
+        if given[m] > 0:
+            add_counts(rng, transitions, rewards, start, policies[m], given[m], moves, pays)
+
+
+@compiled
+def play_users(
+    rng: Generator,
+    transitions: FloatArray,
+    rewards: FloatArray,
+    start: FloatArray,
+    policies: PolicyArray,
+    weights: FloatArray,
+    users: int,
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Whole episodes, one user after the other: states[i, h], actions[i, h], reward bits[i, h]."""
+    horizon = policies.shape[1]
+    xs = np.empty((users, horizon), dtype=np.int64)
+    actions = np.empty((users, horizon), dtype=np.int64)
+    bits = np.empty((users, horizon), dtype=np.int64)
+    for i in range(users):
+        m = draw_one(rng, weights)
+        x = draw_one(rng, start)
+        for h in range(horizon):
+            a = policies[m, h, x]
+            xs[i, h] = x
+            actions[i, h] = a
+            bits[i, h] = rng.random() < rewards[h, x, a]
+            if h + 1 < horizon:
+                x = draw_one(rng, transitions[h, x, a])
+    return xs, actions, bits

@@ -1,0 +1,164 @@
+"""UCBVI's inner loops: one optimistic plan, and many episodes of plan, play, count."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+
+from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.kernels import compiled, inlined
+from shufflerl.kernels.planning import policy_value
+from shufflerl.kernels.sampling import add_counts
+from shufflerl.mdp import PolicyArray
+
+
+@inlined
+def upper_bound(
+    cell: tuple[int, int, int],
+    moves: FloatArray,
+    pays: FloatArray,
+    variance: float,
+    support: BoolArray,
+    after: FloatArray,
+    bernstein: bool,
+    scale: float,
+    log_term: float,
+) -> float:
+    """An upper bound on Q* of cell (h, x, a), from its counters and the bounds `after`[x'] of the next step.
+
+    Noise of the given variance per counter enters twice: a row whose visits do not stand out of it is unknown, and
+    the bonus covers what it does to the estimate of r + E V.
+    """
+    h, x, a = cell
+    last = len(pays) - 1
+    most = float(last - h + 1)
+    lost = pays[h, x, a, 0]
+    won = pays[h, x, a, 1]
+    visits = lost + won
+    visits_variance = 2.0 * variance
+    mean = 0.0
+    spread_of_value = 0.0  # Var V under the estimated transitions
+    reach_of_noise = 0.0  # sum of (V - E V)^2 over possible next states: what unit noise does to E V
+    if h < last:
+        total = positive = cells = first = second = weighted = weighted_square = 0.0
+        for y in range(len(after)):
+            if support[h, x, a, y]:
+                value = after[y]
+                total += moves[h, x, a, y]
+                cells += 1.0
+                first += value
+                second += value * value
+                count = max(moves[h, x, a, y], 0.0)
+                positive += count
+                weighted += count * value
+                weighted_square += count * value * value
+        # The inverse-variance mean of two estimates of the visits: a sum of D = `cells` transition counters and a sum
+        # of 2 reward counters.
+        visits = (2.0 * total + cells * visits) / (cells + 2.0)
+        visits_variance *= cells / (cells + 2.0)
+        if positive <= 0:
+            return most
+        mean = weighted / positive
+        spread_of_value = max(0.0, weighted_square / positive - mean * mean)
+        reach_of_noise = max(0.0, second - 2.0 * mean * first + cells * mean * mean)
+    if visits < 1.0 or visits * visits <= visits_variance:
+        return most
+    reward = min(1.0, max(0.0, 0.5 + 0.5 * (won - lost) / visits))
+    if bernstein:
+        bonus = np.sqrt(log_term * (spread_of_value + reward * (1.0 - reward)) / visits) + log_term * most / visits
+    else:
+        bonus = most * np.sqrt(log_term / visits)
+    bonus += np.sqrt(log_term * variance * (reach_of_noise + 0.5)) / visits
+    return float(min(most, reward + mean + scale * bonus))
+
+
+@compiled
+def optimistic_policy(
+    rng: Generator,
+    moves: FloatArray,
+    pays: FloatArray,
+    variance: float,
+    support: BoolArray,
+    bernstein: bool,
+    scale: float,
+    log_term: float,
+    policy: PolicyArray,
+    value: FloatArray,
+    after: FloatArray,
+) -> None:
+    """Make `policy` greedy for an upper bound on Q*; among equals keep its action, else take one at random.
+
+    Keeping what is deployed unless something is better avoids policy switches that buy nothing. `moves[h, x, a, x']`
+    and `pays[h, x, a, r]` are sums of released counts whose noise has the given variance per counter; `value[x]`
+    leaves with the bound at the first step, `after` is scratch of the same size.
+    """
+    horizon, states, actions, _ = pays.shape
+    for h in range(horizon - 1, -1, -1):
+        after[:] = value
+        for x in range(states):
+            deployed = policy[h, x]
+            best = -1.0
+            ties = 0
+            for a in range(actions):
+                q = upper_bound((h, x, a), moves, pays, variance, support, after, bernstein, scale, log_term)
+                if q > best:
+                    best = q
+                    ties = 1
+                    policy[h, x] = a
+                elif q == best and policy[h, x] != deployed:
+                    ties += 1
+                    if a == deployed or rng.random() * ties < 1.0:
+                        policy[h, x] = a
+            value[x] = best
+
+
+@compiled
+def play_episodes(
+    planner: Generator,
+    users: Generator,
+    transitions: FloatArray,
+    rewards: FloatArray,
+    start: FloatArray,
+    moves: FloatArray,
+    pays: FloatArray,
+    noise_moves: FloatArray,
+    noise_pays: FloatArray,
+    variances: FloatArray,
+    variance: float,
+    support: BoolArray,
+    bernstein: bool,
+    scale: float,
+    log_term: float,
+    policies: PolicyArray,
+    values: FloatArray,
+) -> None:
+    """One episode per entry of `policies` and `values`: plan, play one user, add its noisy counts to the sums.
+
+    `policies[0]` comes in as the policy deployed so far. `noise_moves[t]` and `noise_pays[t]` are what the privatizer
+    adds to the counts of episode t (no entries: nothing), after which the sums have noise of `variances[t]`; before
+    the first episode they have `variance`.
+    """
+    states = start.shape[0]
+    value = np.empty(states)
+    after = np.empty(states)
+    noisy = len(noise_moves) > 0
+    seen_moves = np.zeros_like(moves) if noisy else moves
+    seen_pays = np.zeros_like(pays) if noisy else pays
+    for t in range(len(policies)):
+        policy = policies[t]
+        if t > 0:
+            policy[:] = policies[t - 1]
+        optimistic_policy(planner, moves, pays, variance, support, bernstein, scale, log_term, policy, value, after)
+        policy_value(transitions, rewards, policy, value, after)
+        total = 0.0
+        for x in range(states):
+            total += start[x] * value[x]
+        values[t] = total
+        if noisy:
+            seen_moves[:] = 0.0
+            seen_pays[:] = 0.0
+        add_counts(users, transitions, rewards, start, policy, 1, seen_moves, seen_pays)
+        if noisy:
+            moves += seen_moves + noise_moves[t]
+            pays += seen_pays + noise_pays[t]
+            variance = variances[t]

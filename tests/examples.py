@@ -1,0 +1,72 @@
+"""Small problems that many tests share."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import strategies as st
+
+from shufflerl.checks import FloatArray, IntArray
+from shufflerl.counts import Batch, CountQuery
+from shufflerl.mdp import MDP, Mixture, PolicyArray
+
+
+def random_mdp(
+    seed: int, horizon: int = 3, states: int = 3, actions: int = 2, *, sparse: bool = False, start: int | None = None
+) -> MDP:
+    """A dense MDP, or one where each row reaches only some states, known as its support."""
+    rng = np.random.default_rng(seed)
+    transitions = rng.dirichlet(np.ones(states), size=(horizon - 1, states, actions))
+    support = None
+    if sparse:
+        support = rng.random(transitions.shape) < 0.6
+        support[..., 0] |= ~support.any(axis=-1)
+        transitions = np.where(support, transitions, 0.0)
+        transitions /= transitions.sum(axis=-1, keepdims=True)
+    first = rng.dirichlet(np.ones(states)) if start is None else np.eye(states)[start]
+    return MDP(transitions, rng.random((horizon, states, actions)), first, support)
+
+
+def random_mixture(mdp: MDP, size: int, seed: int) -> Mixture:
+    rng = np.random.default_rng(seed)
+    policies = rng.integers(mdp.n_actions, size=(size, mdp.horizon, mdp.n_states))
+    return Mixture(policies, rng.dirichlet(np.ones(size)))
+
+
+def full_batch(mdp: MDP, users: int, mixture: Mixture | None = None, index: int = 0) -> Batch:
+    query = CountQuery.everything(mdp.problem(max(users, 1)))
+    return Batch(index, users, mixture or random_mixture(mdp, 1, 0), query)
+
+
+def all_policies(mdp: MDP) -> PolicyArray:
+    cells = mdp.horizon * mdp.n_states
+    flat = np.array(list(itertools.product(range(mdp.n_actions), repeat=cells)), dtype=np.int32)
+    return flat.reshape(-1, mdp.horizon, mdp.n_states)
+
+
+def all_trajectories(mdp: MDP, policy: PolicyArray) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
+    """Every trajectory of a policy with its probability, by enumeration."""
+    rows, weights = [], []
+    for states in itertools.product(range(mdp.n_states), repeat=mdp.horizon):
+        for rewards in itertools.product((0, 1), repeat=mdp.horizon):
+            weight = mdp.start[states[0]]
+            for h, (x, r) in enumerate(zip(states, rewards, strict=True)):
+                a = policy[h, x]
+                weight *= mdp.rewards[h, x, a] if r else 1 - mdp.rewards[h, x, a]
+                if h + 1 < mdp.horizon:
+                    weight *= mdp.transitions[h, x, a, states[h + 1]]
+            rows.append((states, [policy[h, x] for h, x in enumerate(states)], rewards))
+            weights.append(weight)
+    xs, actions, bits = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    return xs, actions, bits, np.array(weights)
+
+
+mdps = st.builds(
+    random_mdp,
+    seed=st.integers(0, 2**32 - 1),
+    horizon=st.integers(1, 4),
+    states=st.integers(1, 4),
+    actions=st.integers(1, 3),
+    sparse=st.booleans(),
+)
