@@ -1,0 +1,90 @@
+"""Our environments as Gymnasium's: `shufflerl/RiverSwim-v0` and the others, registered when this module is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shufflerl.envs import make
+from shufflerl.envs.from_gymnasium import INSTALL, GymSimulator, from_gymnasium
+from shufflerl.errors import InvalidInputError, MissingExtraError
+from shufflerl.mdp import MDP
+
+try:
+    import gymnasium
+except ImportError:
+    raise MissingExtraError(INSTALL) from None
+
+__all__ = ["GYMNASIUM_IDS", "GymSimulator", "TabularEnv", "from_gymnasium", "register", "tabular_env"]
+
+#: Gymnasium's ids of our environments.
+GYMNASIUM_IDS = {
+    "shufflerl/RiverSwim-v0": "riverswim",
+    "shufflerl/Bandit-v0": "bandit",
+    "shufflerl/Spectrum-v0": "spectrum",
+    "shufflerl/DeepSea-v0": "deepsea",
+    "shufflerl/Random-v0": "random",
+}
+
+
+class TabularEnv(gymnasium.Env[np.int64, np.int64]):
+    """An MDP, played step by step: observations are states, rewards are bits, an episode terminates after H steps.
+
+    The MDP depends on the step, which `info["step"]` tells (actions taken so far). As the last action leads nowhere,
+    the last observation repeats the state it was taken in.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - the form Gymnasium's base class gives it
+    reward_range = (0.0, 1.0)
+
+    def __init__(self, mdp: MDP) -> None:
+        """Play `mdp`; nothing is drawn before `reset`."""
+        self.mdp = mdp
+        self.observation_space = gymnasium.spaces.Discrete(mdp.n_states)
+        self.action_space = gymnasium.spaces.Discrete(mdp.n_actions)
+        self._step = mdp.horizon
+        self._state = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.int64, dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed, options=options)
+        self._step, self._state = 0, self._draw(self.mdp.start)
+        return np.int64(self._state), {"step": 0}
+
+    def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
+        """Take an action; the reward is drawn from Bernoulli(rewards[h, x, a])."""
+        if self._step >= self.mdp.horizon:
+            raise gymnasium.error.ResetNeeded("The episode is over, or has not begun; call reset() first.")
+        if not self.action_space.contains(action):
+            raise gymnasium.error.InvalidAction(f"The action is {action!r}; expected 0..{self.mdp.n_actions - 1}.")
+        h, x = self._step, self._state
+        reward = float(self.np_random.random() < self.mdp.rewards[h, x, action])
+        self._step = h + 1
+        terminated = self._step == self.mdp.horizon
+        if not terminated:
+            self._state = self._draw(self.mdp.transitions[h, x, action])
+        return np.int64(self._state), reward, terminated, False, {"step": self._step}
+
+    def _draw(self, law: np.ndarray[Any, np.dtype[np.float64]]) -> int:
+        return int(self.np_random.choice(len(law), p=law))
+
+
+def tabular_env(name: str, seed: int = 0, **parameters: Any) -> TabularEnv:
+    """Our environment `name` for Gymnasium. `seed` draws the MDP; `reset(seed=...)` seeds the episodes played on it."""
+    mdp = make(name, seed, **parameters)
+    if not isinstance(mdp, MDP):
+        raise InvalidInputError(f"{name!r} with {parameters} has no transition table; use its own Gymnasium id.")
+    return TabularEnv(mdp)
+
+
+def register() -> None:
+    """Tell Gymnasium our ids, with `seed` and the parameters of `ENVIRONMENTS` as their keyword arguments."""
+    for id, name in GYMNASIUM_IDS.items():
+        if id not in gymnasium.registry:
+            gymnasium.register(id, entry_point="shufflerl.envs.gym:tabular_env", kwargs={"name": name})
+
+
+register()
