@@ -1,0 +1,301 @@
+"""What is asked of a batch of users, and what comes back: queries, tags, true counts and releases.
+
+A counter is one cell of one family at one step: a transition (h, x, a, x') or a reward bit (h, x, a, r). Every user
+touches exactly one counter per family and step that is asked for; this is what the privacy accounting rests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shufflerl import checks
+from shufflerl.checks import BoolArray, FloatArray, IntArray
+from shufflerl.errors import ContractError, InvalidInputError
+from shufflerl.mdp import Mixture, Problem, digest
+from shufflerl.privacy.noise import Noise
+
+
+class Counter(NamedTuple):
+    """One counter: family "transition" with outcome x', or family "reward" with outcome 0 or 1."""
+
+    family: str
+    step: int
+    state: int
+    action: int
+    outcome: int
+
+
+@dataclass(frozen=True, eq=False)
+class CountQuery:
+    """Which counters of a batch are released: transitions of some steps, rewards of some steps.
+
+    Counters are numbered by tags 0..size-1: transitions first, then rewards, each in order of (step, x, a, outcome);
+    transitions outside a known `support` have no tag.
+
+    >>> query = CountQuery.everything(Problem(horizon=2, n_states=3, n_actions=2, episodes=1))
+    >>> query.size, query.changed_counters
+    (42, 6)
+    >>> query.counter(query.tag(Counter("reward", 1, 2, 0, 1)))
+    Counter(family='reward', step=1, state=2, action=0, outcome=1)
+    """
+
+    horizon: int
+    n_states: int
+    n_actions: int
+    transition_steps: tuple[int, ...]
+    reward_steps: tuple[int, ...]
+    support: BoolArray | None = field(repr=False)
+
+    def __init__(self, problem: Problem, transition_steps: Iterable[int], reward_steps: Iterable[int]) -> None:
+        transitions = _checked_steps("transition_steps", transition_steps, problem.horizon - 1)
+        rewards = _checked_steps("reward_steps", reward_steps, problem.horizon)
+        if not transitions and not rewards:
+            raise InvalidInputError("The query asks for no counter; name at least one transition or reward step.")
+        object.__setattr__(self, "horizon", problem.horizon)
+        object.__setattr__(self, "n_states", problem.n_states)
+        object.__setattr__(self, "n_actions", problem.n_actions)
+        object.__setattr__(self, "transition_steps", transitions)
+        object.__setattr__(self, "reward_steps", rewards)
+        object.__setattr__(self, "support", problem.support)
+
+    @classmethod
+    def everything(cls, problem: Problem) -> CountQuery:
+        """All transitions and all rewards."""
+        return cls(problem, range(problem.horizon - 1), range(problem.horizon))
+
+    @property
+    def touched_counters(self) -> int:
+        """How many counters one user's episode raises by one."""
+        return len(self.transition_steps) + len(self.reward_steps)
+
+    @property
+    def changed_counters(self) -> int:
+        """k: how many counters can change when one user's whole trajectory is replaced by another.
+
+        Per family and step the old trajectory leaves one counter and the new one enters another: two, not one.
+        """
+        return 2 * self.touched_counters
+
+    @cached_property
+    def _dense_shapes(self) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+        states, actions = self.n_states, self.n_actions
+        return (
+            (len(self.transition_steps), states, actions, states),
+            (len(self.reward_steps), states, actions, 2),
+        )
+
+    @cached_property
+    def _asked(self) -> IntArray | None:
+        """Positions in the dense layout that have a tag, or None when all have."""
+        if self.support is None:
+            return None
+        possible = self.support[list(self.transition_steps)].ravel()
+        rewards = np.ones(int(np.prod(self._dense_shapes[1])), dtype=np.bool_)
+        return np.flatnonzero(np.concatenate([possible, rewards])).astype(np.int64)
+
+    @cached_property
+    def _tag_of_position(self) -> IntArray | None:
+        """Tag of each position of the dense layout, -1 where there is none."""
+        if self._asked is None:
+            return None
+        tags = np.full(sum(int(np.prod(shape)) for shape in self._dense_shapes), -1, dtype=np.int64)
+        tags[self._asked] = np.arange(len(self._asked))
+        return tags
+
+    @cached_property
+    def size(self) -> int:
+        """Number of counters, C."""
+        if self._asked is not None:
+            return len(self._asked)
+        return sum(int(np.prod(shape)) for shape in self._dense_shapes)
+
+    def tag(self, counter: Counter) -> int:
+        """The number of a counter."""
+        steps = {"transition": self.transition_steps, "reward": self.reward_steps}.get(counter.family)
+        if steps is None or counter.step not in steps:
+            raise InvalidInputError(f"{counter} is not among the counters asked for.")
+        shape = self._dense_shapes[counter.family == "reward"]
+        cell = (steps.index(counter.step), counter.state, counter.action, counter.outcome)
+        if not all(0 <= i < n for i, n in zip(cell, shape, strict=True)):
+            raise InvalidInputError(f"{counter} lies outside {shape[1]} states and {shape[2]} actions.")
+        offset = int(np.prod(self._dense_shapes[0])) if counter.family == "reward" else 0
+        position = offset + int(np.ravel_multi_index(cell, shape))
+        tag = position if self._tag_of_position is None else int(self._tag_of_position[position])
+        if tag < 0:
+            raise InvalidInputError(f"{counter} cannot occur: it is outside the known support.")
+        return tag
+
+    def counter(self, tag: int) -> Counter:
+        """The counter of a tag; inverse of `tag`."""
+        number = checks.whole("tag", tag, least=0, most=self.size - 1)
+        position = number if self._asked is None else int(self._asked[number])
+        transitions = int(np.prod(self._dense_shapes[0]))
+        family = "reward" if position >= transitions else "transition"
+        steps, shape = (
+            (self.reward_steps, self._dense_shapes[1])
+            if family == "reward"
+            else (self.transition_steps, self._dense_shapes[0])
+        )
+        layer, state, action, outcome = np.unravel_index(position - transitions * (family == "reward"), shape)
+        return Counter(family, steps[layer], int(state), int(action), int(outcome))
+
+    def gather(self, transitions: NDArray[np.generic], rewards: NDArray[np.generic]) -> NDArray[np.generic]:
+        """The asked counters of full arrays transitions[h, x, a, x'] and rewards[h, x, a, r], in order of tags."""
+        dense = np.concatenate(
+            [transitions[list(self.transition_steps)].ravel(), rewards[list(self.reward_steps)].ravel()]
+        )
+        return dense if self._asked is None else dense[self._asked]
+
+    def scatter(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Inverse of `gather`: full arrays of transitions and rewards, zero where nothing was asked."""
+        dense = values
+        if self._asked is not None:
+            dense = np.zeros(sum(int(np.prod(shape)) for shape in self._dense_shapes))
+            dense[self._asked] = values
+        split = int(np.prod(self._dense_shapes[0]))
+        transitions = np.zeros((self.horizon - 1, *self._dense_shapes[0][1:]))
+        rewards = np.zeros((self.horizon, *self._dense_shapes[1][1:]))
+        transitions[list(self.transition_steps)] = dense[:split].reshape(self._dense_shapes[0])
+        rewards[list(self.reward_steps)] = dense[split:].reshape(self._dense_shapes[1])
+        return transitions, rewards
+
+    def tags(self, trajectories: Trajectories) -> IntArray:
+        """tags[i, j]: the counters each user i touches, one per family and step asked for."""
+        trajectories.check_fits(self)
+        x, a, r = trajectories.states, trajectories.actions, trajectories.rewards
+        moves, pays = list(self.transition_steps), list(self.reward_steps)
+        shape, reward_shape = self._dense_shapes
+        after = [h + 1 for h in moves]
+        here = np.ravel_multi_index((np.arange(len(moves)), x[:, moves], a[:, moves], x[:, after]), shape)
+        paid = np.ravel_multi_index((np.arange(len(pays)), x[:, pays], a[:, pays], r[:, pays]), reward_shape)
+        positions = np.concatenate([here, paid + int(np.prod(shape))], axis=1).astype(np.int64)
+        if self._tag_of_position is None:
+            return positions
+        tags: IntArray = self._tag_of_position[positions]
+        if (tags < 0).any():
+            raise InvalidInputError(
+                "A trajectory makes a transition that the known support rules out; correct the support."
+            )
+        return tags
+
+    def _key(self) -> tuple[object, ...]:
+        shape = (self.horizon, self.n_states, self.n_actions)
+        return (*shape, self.transition_steps, self.reward_steps, digest(self.support))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CountQuery) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+def _checked_steps(name: str, steps: Iterable[int], end: int) -> tuple[int, ...]:
+    given = tuple(checks.whole(name, step, least=0) for step in steps)
+    if list(given) != sorted(set(given)) or (given and given[-1] >= end):
+        raise InvalidInputError(f"{name} is {given}; expected increasing steps below {end}.")
+    return given
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectories:
+    """Whole episodes of n users: states[i, h], actions[i, h] and reward bits[i, h]. Sensitive: never leaves a user."""
+
+    states: IntArray
+    actions: IntArray
+    rewards: IntArray
+
+    def __init__(self, states: ArrayLike, actions: ArrayLike, rewards: ArrayLike) -> None:
+        arrays = [np.ascontiguousarray(values) for values in (states, actions, rewards)]
+        shapes = {values.shape for values in arrays}
+        if len(shapes) != 1 or arrays[0].ndim != 2 or not all(np.issubdtype(v.dtype, np.integer) for v in arrays):
+            raise InvalidInputError(
+                f"states, actions and rewards have shapes {[v.shape for v in arrays]}; expected whole numbers [i, h], "
+                "all of one shape."
+            )
+        if not np.isin(arrays[2], (0, 1)).all():
+            raise InvalidInputError("A reward is not a bit; round rewards in [0, 1] at random to 0 or 1 first.")
+        for name, values in zip(("states", "actions", "rewards"), arrays, strict=True):
+            object.__setattr__(self, name, values.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def check_fits(self, query: CountQuery) -> None:
+        """Refuse trajectories of another problem."""
+        ok = self.states.shape[1] == query.horizon
+        for values, size in ((self.states, query.n_states), (self.actions, query.n_actions)):
+            ok = ok and (values.size == 0 or bool(values.min() >= 0 and values.max() < size))
+        if not ok:
+            raise InvalidInputError(
+                f"The trajectories ({self.states.shape[1]} steps) do not fit the query: expected {query.horizon} "
+                f"steps, states below {query.n_states} and actions below {query.n_actions}."
+            )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a learner asks for: deploy this mixture to this many users and release these counters."""
+
+    index: int
+    users: int
+    mixture: Mixture
+    query: CountQuery
+
+    def __post_init__(self) -> None:
+        checks.whole("batch index", self.index, least=0)
+        checks.whole("users", self.users, least=1)
+        self.mixture.check_fits(self.query.horizon, self.query.n_states, self.query.n_actions)
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """True counts of a batch in order of tags. Sensitive: only a privatizer may read them."""
+
+    batch: Batch
+    values: IntArray
+
+    @classmethod
+    def of(cls, batch: Batch, trajectories: Trajectories) -> Counts:
+        """Count the users' episodes one by one."""
+        tags = batch.query.tags(trajectories)
+        return cls(batch, np.bincount(tags.ravel(), minlength=batch.query.size).astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """All that a learner ever sees of a batch: its counts plus noise of a known law.
+
+    `values` are the noisy counts in order of tags. `noise` is the law of what was added to each of them, independent
+    across counters; `total_noise` is the law of the noise in the sum of all releases so far, which is smaller than
+    the sum of the parts when a privatizer correlates its noise over time.
+    """
+
+    batch: Batch
+    values: FloatArray
+    noise: Noise
+    total_noise: Noise
+
+    def __post_init__(self) -> None:
+        values = checks.array("released values", self.values, (self.batch.query.size,))
+        object.__setattr__(self, "values", checks.frozen(values))
+
+    @cached_property
+    def tables(self) -> tuple[FloatArray, FloatArray]:
+        """The noisy counts as transitions[h, x, a, x'] and rewards[h, x, a, r], zero where nothing was asked."""
+        return self.batch.query.scatter(self.values)
+
+    def check_answers(self, batch: Batch | None) -> None:
+        """Refuse a release of another batch than the one a learner waits for."""
+        if batch is None:
+            raise ContractError("No batch is waiting for a release; call next_batch() first.")
+        if self.batch != batch:
+            raise ContractError(
+                f"The release answers batch {self.batch.index} of {self.batch.users} users, not the batch "
+                f"{batch.index} of {batch.users} users that was asked for; observe releases in order, once each."
+            )

@@ -1,0 +1,106 @@
+"""Who answers a batch. `play(batch)` returns true counts, which only a privatizer may read."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from shufflerl.checks import IntArray
+from shufflerl.counts import Batch, Counts, Trajectories
+from shufflerl.errors import InvalidInputError
+from shufflerl.kernels import sampling as kernels
+from shufflerl.mdp import MDP, PolicyArray
+
+Seed = int | np.random.SeedSequence
+
+#: More users than this in one batch would overflow the 64-bit counts.
+MOST_USERS = 10**18
+
+
+class Population(Protocol):
+    """Users who each play one episode of the policy they are given."""
+
+    @property
+    def mdp(self) -> MDP | None:
+        """The truth, where there is one: the experimenter measures regret by it; no learner ever sees it."""
+        ...
+
+    def play(self, batch: Batch) -> Counts:
+        """Let the batch's users play and count what they did."""
+        ...
+
+
+class Player(Protocol):
+    """An environment known only by playing it."""
+
+    def play(self, policy: PolicyArray, rng: np.random.Generator) -> tuple[IntArray, IntArray, IntArray]:
+        """One episode under policy[h, x]: states, actions and reward bits, one of each per step."""
+        ...
+
+
+class CountPopulation:
+    """Independent users of an MDP, simulated by drawing their counts: exact in law, at a cost independent of n."""
+
+    def __init__(self, mdp: MDP, seed: Seed) -> None:
+        self.mdp = mdp
+        self.rng = np.random.default_rng(seed)
+
+    def play(self, batch: Batch) -> Counts:
+        """Draw the counts of batch.users independent episodes."""
+        mdp, query, mixture = self.mdp, batch.query, batch.mixture
+        mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
+        if batch.users > MOST_USERS:
+            raise InvalidInputError(
+                f"A batch of {batch.users} users is more than the {MOST_USERS:.0e} that can be drawn."
+            )
+        moves = np.zeros((mdp.horizon - 1, mdp.n_states, mdp.n_actions, mdp.n_states), dtype=np.int64)
+        pays = np.zeros((mdp.horizon, mdp.n_states, mdp.n_actions, 2), dtype=np.int64)
+        kernels.add_mixture_counts(
+            self.rng,
+            mdp.transitions,
+            mdp.rewards,
+            mdp.start,
+            mixture.policies,
+            mixture.weights,
+            batch.users,
+            moves,
+            pays,
+        )
+        return Counts(batch, query.gather(moves, pays).astype(np.int64, copy=False))
+
+
+class TrajectoryPopulation:
+    """Users who play one by one and whose trajectories exist: an MDP, or any environment with a `play` method."""
+
+    def __init__(self, environment: MDP | Player, seed: Seed) -> None:
+        self.mdp = environment if isinstance(environment, MDP) else None
+        self._player = None if isinstance(environment, MDP) else environment
+        self.rng = np.random.default_rng(seed)
+
+    def trajectories(self, batch: Batch) -> Trajectories:
+        """Let every user of the batch play its episode."""
+        mixture = batch.mixture
+        if self.mdp is not None:
+            mdp = self.mdp
+            mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
+            return Trajectories(
+                *kernels.play_users(
+                    self.rng,
+                    mdp.transitions,
+                    mdp.rewards,
+                    mdp.start,
+                    mixture.policies,
+                    mixture.weights,
+                    batch.users,
+                )
+            )
+        assert self._player is not None
+        given = self.rng.choice(len(mixture.weights), size=batch.users, p=mixture.weights)
+        episodes = [self._player.play(mixture.policies[m], self.rng) for m in given]
+        states, actions, rewards = (np.stack(column) for column in zip(*episodes, strict=True))
+        return Trajectories(states, actions, rewards)
+
+    def play(self, batch: Batch) -> Counts:
+        """Let every user play and count."""
+        return Counts.of(batch, self.trajectories(batch))

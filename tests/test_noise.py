@@ -1,0 +1,222 @@
+"""Noise laws: against exact enumeration where they are small, against summed logarithms where they are huge."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shufflerl.checks import FloatArray
+from shufflerl.errors import InvalidInputError
+from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, reach
+
+Lattice = PoissonNoise | BinomialNoise
+
+LAWS: list[Noise] = [
+    Silent(),
+    PoissonNoise(0.3),
+    PoissonNoise(33.3),
+    PoissonNoise(1e15),
+    BinomialNoise(1, 0.5),
+    BinomialNoise(500, 0.03),
+    BinomialNoise(10**17, 0.5),
+    BinomialNoise(10**17, 1e-14),
+    GaussianNoise(2.5),
+]
+
+MEANS = st.floats(0.05, 300.0)
+FAILURES = st.floats(-15, -0.1).map(lambda exponent: 10**exponent)
+
+
+def pmf(law: Lattice) -> FloatArray:
+    """Probabilities of 0, 1, 2, ... by the textbook formula, far into the tail."""
+    if isinstance(law, PoissonNoise):
+        counts = range(math.ceil(law.mean + reach(law.variance, 1e-40)) + 20)
+        logs = [q * math.log(law.mean) - law.mean - math.lgamma(q + 1) for q in counts]
+        return np.array([math.exp(log) for log in logs])
+    p = Fraction(law.probability)
+    exact = [math.comb(law.trials, q) * p**q * (1 - p) ** (law.trials - q) for q in range(law.trials + 1)]
+    return np.array([float(mass) for mass in exact])
+
+
+def outside(law: Lattice, distance: float) -> float:
+    """P(|noise| > distance), summed from the smallest term up."""
+    masses = pmf(law)
+    noise = np.arange(len(masses)) - law.mean
+    return math.fsum(masses[np.abs(noise) > distance])
+
+
+def test_all_laws_share_the_interface() -> None:
+    for law in LAWS:
+        assert law.sd == pytest.approx(math.sqrt(law.variance), rel=1e-14)
+        assert law.repeated(1) == law
+        assert law.repeated(3).variance == pytest.approx(3 * law.variance, rel=1e-14)
+        assert law.cdf([[0.0, 1.0, 2.0]]).shape == (1, 3)
+        assert law.cdf(-20 * law.sd - 60) < 1e-9
+        assert law.cdf(20 * law.sd + 60) == 1.0
+        assert (np.diff(law.cdf(np.linspace(-6 * law.sd - 1, 6 * law.sd + 1, 401))) >= 0).all()
+
+
+@pytest.mark.parametrize("law", LAWS, ids=repr)
+def test_draws_follow_the_declared_law(law: Noise) -> None:
+    draws = 20_000
+    sample = np.sort(law.sample(np.random.default_rng(7), draws))
+    # Dvoretzky-Kiefer-Wolfowitz: the empirical distribution strays further with probability 1e-9.
+    radius = math.sqrt(math.log(2 / 1e-9) / (2 * draws))
+    empirical = np.searchsorted(sample, sample, side="right") / draws
+    assert np.abs(empirical - law.cdf(sample)).max() <= radius
+    assert abs(sample.mean()) <= 6.2 * law.sd / math.sqrt(draws)
+    assert law.sample(np.random.default_rng(7), (2, 3)).shape == (2, 3)
+    np.testing.assert_array_equal(
+        law.sample(np.random.default_rng(7), draws), law.sample(np.random.default_rng(7), draws)
+    )
+
+
+@pytest.mark.parametrize("law", [PoissonNoise(0.3), PoissonNoise(33.3), BinomialNoise(1, 0.5), BinomialNoise(60, 0.9)])
+def test_distribution_function_is_exact(law: Lattice) -> None:
+    masses = pmf(law)[:120]
+    noise = np.arange(len(masses)) - law.mean
+    np.testing.assert_allclose(law.cdf(noise), np.cumsum(masses), rtol=1e-11)
+    np.testing.assert_allclose(law.cdf(noise + 0.4), np.cumsum(masses), rtol=1e-11)
+    np.testing.assert_allclose(law.cdf(noise - 0.4), np.cumsum(masses) - masses, rtol=1e-9, atol=1e-15)
+    assert law.cdf(-law.mean - 0.1) == 0.0
+
+
+@given(mean=MEANS, count=st.integers(0, 600))
+def test_a_drawn_value_counts_itself_in_spite_of_rounding(mean: float, count: int) -> None:
+    law = PoissonNoise(mean)
+    drawn = count - law.mean
+    assert law.cdf(drawn) == law.cdf(drawn + 0.4)
+
+
+@settings(deadline=None)
+@given(mean=MEANS, failure=FAILURES)
+def test_poisson_bound_is_the_smallest_that_holds(mean: float, failure: float) -> None:
+    assert_smallest(PoissonNoise(mean), failure)
+
+
+@settings(deadline=None, max_examples=50)
+@given(trials=st.integers(1, 150), probability=st.floats(0.01, 0.99), failure=FAILURES)
+def test_binomial_bound_is_the_smallest_that_holds(trials: int, probability: float, failure: float) -> None:
+    assert_smallest(BinomialNoise(trials, probability), failure)
+
+
+def assert_smallest(law: Lattice, failure: float) -> None:
+    bound = law.bound(failure)
+    assert outside(law, bound) <= failure * (1 + 1e-9)
+    # Every smaller t has the same mass outside as some smaller distance the noise can take, or no mass inside at all.
+    distances = np.abs(np.arange(math.ceil(law.mean + bound) + 2) - law.mean)
+    smaller = distances[distances < bound * (1 - 1e-12)]
+    if smaller.size:
+        assert outside(law, float(smaller.max())) > failure * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("mean", [1e2, 12.5, 40.0])
+def test_bound_at_whole_and_half_means(mean: float) -> None:
+    for failure in (0.5, 0.05, 1e-6):
+        assert_smallest(PoissonNoise(mean), failure)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        PoissonNoise(9e4),
+        PoissonNoise(1.1e5),  # the other side of the switch to the asymptotic expansion
+        PoissonNoise(1e6 + 0.25),
+        PoissonNoise(1e8),  # SciPy's own upper tail is 28% too light here
+        BinomialNoise(10**17, 1e-9),
+        BinomialNoise(10**10, 0.5),
+    ],
+    ids=repr,
+)
+def test_tails_of_large_laws(law: Lattice) -> None:
+    """Against probabilities built from their exact ratios and summed."""
+    if isinstance(law, PoissonNoise):
+        mean, odds, trials = Fraction(law.mean), 0.0, 0
+    else:
+        trials, p = law.trials, Fraction(law.probability)
+        mean, odds = trials * p, float(p / (1 - p))
+    centre, width = round(mean), math.ceil(14 * law.sd)
+    steps = np.arange(-width + 1, width + 1)
+    if isinstance(law, PoissonNoise):
+        logs = -np.log1p((steps + float(centre - mean)) / law.mean)
+    else:
+        logs = np.log1p((steps + float(centre - mean)) / law.mean)
+        logs = np.log1p((1 - steps - float(centre - mean)) / (law.mean / odds)) - logs
+    weights = np.concatenate(([0.0], np.cumsum(logs)))
+    masses = np.exp(weights - weights.max())
+    masses /= masses.sum()
+    noise = np.arange(-width, width + 1) + float(centre - mean)
+
+    for deviations in (1.0, 3.0, 6.0, 7.5):
+        below = noise <= -deviations * law.sd
+        assert law.cdf(-deviations * law.sd) == pytest.approx(masses[below].sum(), rel=1e-8)
+    for failure in (0.05, 1e-6, 1e-9, 1e-15):
+        bound = law.bound(failure)
+        assert masses[np.abs(noise) > bound + 1e-6].sum() <= failure * (1 + 1e-8)
+        assert masses[np.abs(noise) > bound - 1e-3].sum() > failure * (1 - 1e-8)
+
+
+@pytest.mark.parametrize("law", [PoissonNoise(1e15), BinomialNoise(10**17, 0.5), BinomialNoise(10**17, 1e-3)], ids=repr)
+@pytest.mark.parametrize("failure", [0.05, 1e-6, 1e-15])
+def test_huge_laws_meet_their_gaussian_limit(law: Noise, failure: float) -> None:
+    assert law.bound(failure) == pytest.approx(GaussianNoise(law.sd).bound(failure), rel=1e-6)
+
+
+@pytest.mark.parametrize("failure", [0.5, 0.05, 1e-6, 1e-15])
+def test_gaussian_bound_is_exact(failure: float) -> None:
+    law = GaussianNoise(3.0)
+    assert 2 * law.cdf(-law.bound(failure)) == pytest.approx(failure, rel=1e-12)
+
+
+@pytest.mark.parametrize("law", [PoissonNoise(1.3), BinomialNoise(5, 0.2)])
+def test_repeated_is_the_sum_of_copies(law: Lattice) -> None:
+    masses = pmf(law)
+    summed = np.convolve(np.convolve(masses, masses), masses)[:30]
+    noise = np.arange(len(summed)) - 3 * law.mean
+    np.testing.assert_allclose(law.repeated(3).cdf(noise), np.cumsum(summed), rtol=1e-11)
+
+
+@given(variance=st.floats(1e-6, 1e15), failure=FAILURES)
+def test_reach_holds_wherever_the_bound_is_known(variance: float, failure: float) -> None:
+    assert reach(variance, failure) >= PoissonNoise(variance).bound(failure) - 1
+
+
+def test_bound_holds_at_its_rate_on_draws() -> None:
+    law = PoissonNoise(33.3)
+    draws = law.sample(np.random.default_rng(11), 200_000)
+    for failure in (0.2, 0.02):
+        expected = outside(law, law.bound(failure))
+        assert expected <= failure
+        assert abs((np.abs(draws) > law.bound(failure)).mean() - expected) <= 6 * math.sqrt(expected / len(draws))
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, math.inf, math.nan, True, "one", None, 1e19])
+def test_bad_means_and_deviations_are_refused(bad: object) -> None:
+    with pytest.raises(InvalidInputError, match="mean of the noise"):
+        PoissonNoise(bad)  # type: ignore[arg-type]
+    if bad != 1e19:
+        with pytest.raises(InvalidInputError, match="sd of the noise"):
+            GaussianNoise(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("trials", "probability"), [(0, 0.5), (-3, 0.5), (2.0, 0.5), (10**19, 0.5), (5, 0.0), (5, 1.0), (5, math.nan)]
+)
+def test_bad_binomials_are_refused(trials: object, probability: float) -> None:
+    with pytest.raises(InvalidInputError, match=r"trials|probability"):
+        BinomialNoise(trials, probability)  # type: ignore[arg-type]
+
+
+def test_bad_failures_and_times_are_refused() -> None:
+    for law, failure in itertools.product(LAWS, (0.0, 1.0, -0.1, math.nan)):
+        with pytest.raises(InvalidInputError, match="failure"):
+            law.bound(failure)
+    for law, times in itertools.product(LAWS, (0, -1, 1.5)):
+        with pytest.raises(InvalidInputError, match="times"):
+            law.repeated(times)  # type: ignore[arg-type]
