@@ -1,0 +1,70 @@
+"""UCBVI on simulated users, many episodes per call: the loop's own steps in compiled code, bit for bit the same.
+
+A learner that plans after every single episode would spend its time in Python's call overhead. This runs the same
+compiled functions (plan, draw counts, add) on the same random streams, with the privatizer's noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shufflerl.checks import FloatArray
+from shufflerl.learners.base import Learner
+from shufflerl.learners.ucbvi import UCBVI
+from shufflerl.mdp import PolicyArray
+from shufflerl.population import CountPopulation, Population
+from shufflerl.privatizers.base import Privatizer
+from shufflerl.privatizers.none import NoPrivacy
+
+#: Episodes per call, so that progress can be shown and interrupted.
+LONGEST = 2048
+
+
+@dataclass(frozen=True)
+class EpisodeStretch:
+    """A learner, population and privatizer whose episodes can be played in compiled stretches."""
+
+    learner: UCBVI
+    population: CountPopulation
+
+    @classmethod
+    def if_possible(cls, learner: Learner, population: Population, privatizer: Privatizer) -> EpisodeStretch | None:
+        """The stretch player for these three, or None when they must go through the loop one batch at a time."""
+        if type(learner) is not UCBVI or learner.batch != 1 or learner.waits:
+            return None
+        if type(population) is not CountPopulation or type(privatizer) is not NoPrivacy:
+            return None
+        return cls(learner, population)
+
+    def play(self, most: int | None) -> tuple[PolicyArray, FloatArray]:
+        """Play a stretch of at most `most` episodes: the policies[t, h, x] that were deployed and their true values."""
+        from shufflerl.kernels.ucbvi import play_episodes
+
+        learner, mdp = self.learner, self.population.mdp
+        count = min(learner.episodes_left, LONGEST, LONGEST if most is None else most)
+        policies = np.empty((count, *learner.policy.shape), dtype=np.int32)
+        policies[0] = learner.policy
+        values = np.empty(count)
+        nothing = np.empty(0)
+        play_episodes(
+            learner.rng,
+            self.population.rng,
+            mdp.transitions,
+            mdp.rewards,
+            mdp.start,
+            learner.moves,
+            learner.pays,
+            np.empty((0, *learner.moves.shape)),
+            np.empty((0, *learner.pays.shape)),
+            nothing,
+            learner.noise_variance,
+            *learner.bonus_arguments,
+            policies,
+            values,
+        )
+        learner.policy[:] = policies[-1]
+        learner.episodes_played += count
+        learner.batches_observed += count
+        return policies, values

@@ -1,0 +1,121 @@
+"""What a run did and what it cost, as the experimenter sees it. Learners never do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shufflerl.checks import FloatArray, IntArray
+from shufflerl.counts import Counts
+from shufflerl.mdp import MDP, Mixture, PolicyArray
+from shufflerl.planning import mixture_value
+
+
+@dataclass(frozen=True)
+class Record:
+    """One batch: its users, the mixture they played, what they earned and lost by it, all users together."""
+
+    users: int
+    mixture: Mixture
+    reward: float
+    regret: float
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """A run, batch by batch.
+
+    Where the truth is known, `reward` and `regret` are exact expectations; elsewhere `reward` is what the users got
+    (nan if the batch did not count all rewards) and `regret` is nan. `deployed[b]` says which of `deployments` batch b
+    played. Those stand in order of deployment, each once per stretch of batches that played it; a bare policy[h, x]
+    stands for the mixture of it alone.
+    """
+
+    users: IntArray
+    reward: FloatArray
+    regret: FloatArray
+    deployed: IntArray
+    deployments: tuple[Mixture | PolicyArray, ...]
+
+    @property
+    def total_regret(self) -> float:
+        """Expected reward lost against the optimal policy, over all users."""
+        return float(self.regret.sum())
+
+    @property
+    def switches(self) -> int:
+        """How many times the deployed mixture changed."""
+        return max(0, len(self.deployments) - 1)
+
+    @property
+    def curve(self) -> tuple[IntArray, FloatArray]:
+        """Episodes played and cumulative regret after each batch, from (0, 0)."""
+        return np.concatenate([[0], np.cumsum(self.users)]), np.concatenate([[0.0], np.cumsum(self.regret)])
+
+    def mixture(self, batch: int) -> Mixture:
+        """What was deployed in a batch."""
+        deployment = self.deployments[self.deployed[batch]]
+        return deployment if isinstance(deployment, Mixture) else Mixture.single(deployment)
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __iter__(self) -> Iterator[Record]:
+        for batch in range(len(self)):
+            numbers = float(self.reward[batch]), float(self.regret[batch])
+            yield Record(int(self.users[batch]), self.mixture(batch), *numbers)
+
+
+class Recorder:
+    """Builds a History, measuring every deployment against the truth."""
+
+    def __init__(self, truth: MDP | None) -> None:
+        self._truth = truth
+        self._rows: list[tuple[IntArray, FloatArray, FloatArray, IntArray]] = []
+        self._deployments: list[Mixture | PolicyArray] = []
+        self._value = np.nan  # of the mixture deployed last
+        self.batches = 0
+
+    def record(self, counts: Counts) -> None:
+        """Add one batch."""
+        batch = counts.batch
+        if not self._deployments or self._deployments[-1] != batch.mixture:
+            self._deployments.append(batch.mixture)
+            if self._truth is not None:
+                self._value = mixture_value(self._truth, batch.mixture)
+        best = np.nan if self._truth is None else self._truth.optimal_value
+        reward = self._reward_seen(counts) if self._truth is None else batch.users * self._value
+        regret = batch.users * (best - self._value)
+        self._append(
+            np.array([batch.users]), np.array([reward]), np.array([regret]), np.array([len(self._deployments) - 1])
+        )
+
+    @staticmethod
+    def _reward_seen(counts: Counts) -> float:
+        query = counts.batch.query
+        if len(query.reward_steps) < query.horizon:
+            return np.nan
+        return float(query.scatter(counts.values.astype(np.float64))[1][..., 1].sum())
+
+    def record_episodes(self, policies: PolicyArray, values: FloatArray) -> None:
+        """Add batches of one user each, who played policies[t, h, x] of true values[t]."""
+        assert self._truth is not None
+        changed = np.empty(len(policies), dtype=np.bool_)
+        before = self._deployments[-1] if self._deployments else None
+        changed[0] = not (isinstance(before, np.ndarray) and np.array_equal(before, policies[0]))
+        changed[1:] = (policies[1:] != policies[:-1]).any(axis=(1, 2))
+        deployed = np.cumsum(changed) + len(self._deployments) - 1
+        self._deployments += list(policies[changed])
+        self._append(np.ones(len(policies), dtype=np.int64), values, self._truth.optimal_value - values, deployed)
+
+    def _append(self, users: IntArray, reward: FloatArray, regret: FloatArray, deployed: IntArray) -> None:
+        self._rows.append((users, reward, regret, deployed))
+        self.batches += len(users)
+
+    def finish(self) -> History:
+        """The history so far."""
+        nothing = (np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0, np.int64))
+        users, reward, regret, deployed = (np.concatenate(c) for c in zip(nothing, *self._rows, strict=True))
+        return History(users, reward, regret, deployed, tuple(self._deployments))

@@ -1,0 +1,28 @@
+"""Learners: sans-IO objects that ask for batches and learn from releases. Constructed by name through `make`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shufflerl.learners.base import Learner
+from shufflerl.mdp import Problem
+from shufflerl.registry import Entry, Registry
+
+LEARNERS = Registry(
+    "learner",
+    {
+        "ucbvi": Entry("shufflerl.learners.ucbvi:UCBVI", "upper confidence bound value iteration, optimistic"),
+    },
+    given=("problem", "seed"),
+)
+
+
+def make(name: str, problem: Problem, seed: int | np.random.SeedSequence, **parameters: Any) -> Learner:
+    """The learner of that name for a problem, with its own stream of random numbers."""
+    learner: Learner = LEARNERS.make(name, problem, seed, **parameters)
+    return learner
+
+
+__all__ = ["LEARNERS", "Learner", "make"]

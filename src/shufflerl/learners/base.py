@@ -1,0 +1,133 @@
+"""The contract every learner keeps.
+
+A learner never samples an environment, draws privacy noise or touches a file or socket: it says which batch it wants
+next and is handed the release that answers it. What drives it may be a simulation or a network of devices.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shufflerl import state
+from shufflerl.counts import Batch, CountQuery, Release
+from shufflerl.errors import StateMismatchError
+from shufflerl.mdp import Mixture, Problem
+
+#: Raised when what `save` writes changes, so that an older state is refused instead of misread.
+STATE_VERSION = 1
+
+
+class Learner(ABC):
+    """`next_batch()` until it returns None; `observe()` the release of each batch before asking for the next.
+
+    Subclasses say what to ask (`_plan`), what to make of the answer (`_learn`) and what to remember (`_memory`,
+    `_recall`); order, bookkeeping and persistence are here.
+    """
+
+    name: ClassVar[str]
+    #: True for a learner that reads only the running sum of all releases: continual counting then serves it best.
+    reads_running_sums: ClassVar[bool] = False
+
+    def __init__(self, problem: Problem, seed: int | np.random.SeedSequence, **parameters: Any) -> None:
+        self.problem = problem
+        self.parameters = parameters
+        self.rng = np.random.default_rng(seed)
+        self.episodes_played = 0
+        self.batches_observed = 0
+        self._waiting: Batch | None = None
+
+    @property
+    def episodes_left(self) -> int:
+        """Episodes of the problem not yet played."""
+        return self.problem.episodes - self.episodes_played
+
+    @property
+    def waits(self) -> bool:
+        """Whether a batch has been asked for and not yet answered."""
+        return self._waiting is not None
+
+    @property
+    @abstractmethod
+    def most_batches(self) -> int:
+        """An upper bound on how many batches this learner asks for in all."""
+
+    @abstractmethod
+    def _plan(self) -> tuple[int, Mixture, CountQuery]:
+        """Users, policy mixture and counters of the next batch."""
+
+    @abstractmethod
+    def _learn(self, release: Release) -> None:
+        """Take a release in."""
+
+    @abstractmethod
+    def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What must survive a restart: JSON values and arrays."""
+
+    @abstractmethod
+    def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        """Put back what `_memory` gave."""
+
+    def next_batch(self) -> Batch | None:
+        """The batch to play now, or None when all episodes are played. Asking again gives the same batch."""
+        if self._waiting is None and self.episodes_left > 0:
+            users, mixture, query = self._plan()
+            self._waiting = Batch(self.batches_observed, users, mixture, query)
+        return self._waiting
+
+    def observe(self, release: Release) -> None:
+        """Learn from the release of the batch that `next_batch` asked for."""
+        release.check_answers(self._waiting)
+        self._learn(release)
+        self.episodes_played += release.batch.users
+        self.batches_observed += 1
+        self._waiting = None
+
+    def save(self) -> bytes:
+        """Everything needed to go on from here, in this process or another."""
+        values, arrays = self._memory()
+        header = self._identity() | {
+            "values": values,
+            "rng": self.rng.bit_generator.state,
+            "episodes_played": self.episodes_played,
+            "batches_observed": self.batches_observed,
+            "waiting": None,
+        }
+        if self._waiting is not None:
+            query = self._waiting.query
+            header["waiting"] = [self._waiting.users, query.transition_steps, query.reward_steps]
+            arrays = arrays | {"_policies": self._waiting.mixture.policies, "_weights": self._waiting.mixture.weights}
+        return state.pack(header, arrays)
+
+    def restore(self, saved: bytes) -> None:
+        """Go on from a saved state of the same learner on the same problem; anything else is refused."""
+        header, arrays = state.unpack(saved)
+        for key, mine in self._identity().items():
+            if header.get(key) != mine:
+                raise StateMismatchError(
+                    f"The saved state has {key} {header.get(key)!r} but this learner has {mine!r}; "
+                    "restore it into a learner made for the same problem with the same parameters."
+                )
+        policies, weights = arrays.pop("_policies", None), arrays.pop("_weights", None)
+        self._recall(header["values"], arrays)
+        self.rng.bit_generator.state = header["rng"]
+        self.episodes_played = header["episodes_played"]
+        self.batches_observed = header["batches_observed"]
+        self._waiting = None
+        if header["waiting"] is not None:
+            users, transition_steps, reward_steps = header["waiting"]
+            assert policies is not None
+            assert weights is not None
+            query = CountQuery(self.problem, transition_steps, reward_steps)
+            self._waiting = Batch(self.batches_observed, users, Mixture(policies, weights), query)
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "learner": self.name,
+            "problem": self.problem.fingerprint,
+            "parameters": self.parameters,
+        }

@@ -1,0 +1,90 @@
+"""UCBVI (Azar, Osband & Munos 2017): plan optimistically on the counts so far, play, count, repeat.
+
+With a private privatizer the bonus also covers the noise in the counts, after DP-UCBVI (Qiao & Wang 2023): an
+additive term of the size of the noise over the number of visits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shufflerl import checks
+from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.counts import CountQuery, Release
+from shufflerl.learners.base import Learner
+from shufflerl.mdp import Mixture, PolicyArray, Problem
+
+
+class UCBVI(Learner):
+    """Optimistic value iteration on running sums of counts.
+
+    `bonus` is "bernstein" (width from the estimated variance of the next value) or "hoeffding" (from its range);
+    `scale` multiplies the bonus (1 is the theory's, smaller explores less); `batch` is how many users play each
+    policy: 1 as in the paper, more for a shuffler, whose noise is per batch.
+    """
+
+    name: ClassVar[str] = "ucbvi"
+    reads_running_sums: ClassVar[bool] = True
+    #: The bonus holds at all times for all (h, x, a) with this probability of failure, at scale 1.
+    failure: ClassVar[float] = 0.05
+
+    def __init__(
+        self,
+        problem: Problem,
+        seed: int | np.random.SeedSequence,
+        bonus: str = "bernstein",
+        scale: float = 0.05,
+        batch: int = 1,
+    ) -> None:
+        self.bonus = checks.choice("bonus", bonus, ("bernstein", "hoeffding"))
+        self.scale = checks.real("scale", scale, above=0.0)
+        self.batch = checks.whole("batch", batch, least=1)
+        super().__init__(problem, seed, bonus=self.bonus, scale=self.scale, batch=self.batch)
+        shape = (problem.n_states, problem.n_actions)
+        self.moves: FloatArray = np.zeros((problem.horizon - 1, *shape, problem.n_states))
+        self.pays: FloatArray = np.zeros((problem.horizon, *shape, 2))
+        self.noise_variance = 0.0
+        possible = np.ones(self.moves.shape, dtype=np.bool_) if problem.support is None else problem.support
+        self.support = checks.frozen(possible)
+        self.policy: PolicyArray = self.rng.integers(
+            problem.n_actions, size=(problem.horizon, problem.n_states), dtype=np.int32
+        )
+        cells = problem.horizon * problem.n_states * problem.n_actions
+        self.log_term = math.log(2 * cells * problem.episodes / self.failure)
+        self.query = CountQuery.everything(problem)
+
+    @property
+    def most_batches(self) -> int:
+        """One per policy played."""
+        return -(-self.problem.episodes // self.batch)
+
+    def _plan(self) -> tuple[int, Mixture, CountQuery]:
+        from shufflerl.kernels.ucbvi import optimistic_policy
+
+        value, after = np.zeros((2, self.problem.n_states))
+        optimistic_policy(
+            self.rng, self.moves, self.pays, self.noise_variance, *self.bonus_arguments, self.policy, value, after
+        )
+        return min(self.batch, self.episodes_left), Mixture.single(self.policy), self.query
+
+    @property
+    def bonus_arguments(self) -> tuple[BoolArray, bool, float, float]:
+        """What the compiled plan is told besides the counts and their noise."""
+        return self.support, self.bonus == "bernstein", self.scale, self.log_term
+
+    def _learn(self, release: Release) -> None:
+        moves, pays = release.tables
+        self.moves += moves
+        self.pays += pays
+        self.noise_variance = release.total_noise.variance
+
+    def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        return {"noise_variance": self.noise_variance}, {"moves": self.moves, "pays": self.pays, "policy": self.policy}
+
+    def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        self.noise_variance = values["noise_variance"]
+        self.moves, self.pays, self.policy = arrays["moves"], arrays["pays"], arrays["policy"]

@@ -1,0 +1,137 @@
+"""What every learner must do, whatever it learns: subclass, set `make`, and pytest runs the suite."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import numpy as np
+import pytest
+
+from shufflerl.counts import Batch, Release
+from shufflerl.errors import ContractError, StateMismatchError
+from shufflerl.history import History
+from shufflerl.learners.base import Learner
+from shufflerl.loop import learn
+from shufflerl.mdp import MDP, Problem
+from shufflerl.population import CountPopulation
+from shufflerl.privatizers.base import Privatizer
+from shufflerl.privatizers.none import NoPrivacy
+from tests.examples import random_mdp
+
+EPISODES = 500
+
+
+def _same(first: History, second: History) -> None:
+    np.testing.assert_array_equal(first.users, second.users)
+    np.testing.assert_array_equal(first.regret, second.regret)
+    assert [first.mixture(b) for b in range(len(first))] == [second.mixture(b) for b in range(len(second))]
+
+
+def _joined(*parts: History) -> tuple[list[int], list[float]]:
+    users = [int(n) for part in parts for n in part.users]
+    return users, [float(r) for part in parts for r in part.regret]
+
+
+class LearnerContract:
+    """The suite. `mdp` may be overridden to suit a learner."""
+
+    mdp: MDP = random_mdp(21, horizon=3, states=3, actions=2, start=0)
+
+    def make(self, problem: Problem, seed: int = 0) -> Learner:
+        raise NotImplementedError
+
+    def privatizer(self) -> Privatizer:
+        return NoPrivacy()
+
+    def learner(self, seed: int = 0) -> Learner:
+        return self.make(self.mdp.problem(EPISODES), seed)
+
+    def test_all_episodes_are_played_exactly(self) -> None:
+        for episodes in (EPISODES, EPISODES + 1, EPISODES + 7):
+            learner = self.make(self.mdp.problem(episodes))
+            history = learn(learner, CountPopulation(self.mdp, 0), self.privatizer())
+            assert history.users.sum() == episodes
+            assert len(history) <= learner.most_batches
+            assert learner.next_batch() is None
+
+    def test_same_seed_same_result_other_seed_other_result(self) -> None:
+        first, again, other = (
+            learn(self.learner(seed), CountPopulation(self.mdp, seed), self.privatizer()) for seed in (1, 1, 2)
+        )
+        _same(first, again)
+        assert not np.array_equal(first.regret, other.regret)
+
+    def test_two_halves_equal_one_whole(self) -> None:
+        whole = learn(self.learner(), CountPopulation(self.mdp, 0), self.privatizer())
+        learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()
+        half = len(whole) // 2
+        parts = [learn(learner, population, privatizer, batches=half), learn(learner, population, privatizer)]
+        assert len(parts[0]) == half
+        assert _joined(*parts) == _joined(whole)
+
+    @pytest.mark.parametrize("with_batch_waiting", [False, True])
+    def test_save_and_restore_in_the_middle_changes_nothing(self, with_batch_waiting: bool) -> None:
+        whole = learn(self.learner(), CountPopulation(self.mdp, 0), self.privatizer())
+        learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()
+        first = learn(learner, population, privatizer, batches=len(whole) // 2)
+        waiting = learner.next_batch() if with_batch_waiting else None
+        restored = self.learner(seed=99)  # another seed: the saved stream of random numbers must come back too
+        restored.restore(learner.save())
+        if with_batch_waiting:
+            assert restored.next_batch() == waiting
+        second = learn(restored, population, privatizer)
+        assert _joined(first, second) == _joined(whole)
+
+    def test_decisions_depend_on_releases_alone(self) -> None:
+        """Replayed with no population in sight, recorded releases lead to the same batches: no access to truth."""
+        learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()
+        batches: list[Batch] = []
+        releases: list[Release] = []
+        while (batch := learner.next_batch()) is not None and len(batches) < 50:
+            batches.append(batch)
+            releases.append(privatizer.release(population.play(batch)))
+            learner.observe(releases[-1])
+        replayed = self.learner()
+        for batch, release in zip(batches, releases, strict=True):
+            assert replayed.next_batch() == batch
+            replayed.observe(release)
+
+    def test_the_module_cannot_reach_the_truth(self) -> None:
+        tree = ast.parse(inspect.getsource(inspect.getmodule(type(self.learner()))))  # type: ignore[arg-type]
+        imported = {
+            name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom | ast.Import)
+            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+        }
+        rooms = {name.split(".")[1] for name in imported if name.startswith("shufflerl.")}
+        assert not rooms & {"population", "envs", "privatizers", "loop", "experiment", "history"}
+
+    def test_asking_twice_gives_the_same_batch(self) -> None:
+        learner = self.learner()
+        assert learner.next_batch() is learner.next_batch()
+
+    def test_releases_out_of_order_are_refused_and_change_nothing(self) -> None:
+        learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()
+        batch = learner.next_batch()
+        assert batch is not None
+        release = privatizer.release(population.play(batch))
+        learner.observe(release)
+        with pytest.raises(ContractError, match="No batch is waiting"):
+            learner.observe(release)
+        before = learner.next_batch()
+        with pytest.raises(ContractError, match=f"answers batch {batch.index}"):
+            learner.observe(release)
+        assert learner.next_batch() is before
+
+    def test_restoring_into_another_problem_is_refused(self) -> None:
+        saved = self.learner().save()
+        for problem in (self.mdp.problem(EPISODES + 1), random_mdp(0, horizon=4).problem(EPISODES)):
+            with pytest.raises(StateMismatchError, match="problem"):
+                self.make(problem).restore(saved)
+
+    def test_restoring_rubbish_is_refused(self) -> None:
+        for rubbish in (b"", b"rubbish", self.learner().save()[:100]):
+            with pytest.raises(StateMismatchError, match="not a saved state"):
+                self.learner().restore(rubbish)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import shufflerl
+from shufflerl import cli
+
+Call = Callable[..., tuple[object, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run the command line in this process: (exit code or message, stdout)."""
+
+    def _call(*arguments: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", ["shufflerl", *arguments])
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code, capsys.readouterr().out
+
+    return _call
+
+
+def test_version(call: Call) -> None:
+    assert call("version") == (0, f"{shufflerl.__version__}\n")
+
+
+def test_envs_lists_every_environment(call: Call) -> None:
+    code, text = call("envs")
+    assert code == 0
+    for name in ("riverswim", "bandit", "spectrum", "deepsea", "random", "gymnasium"):
+        assert name in text
+    code, text = call("envs", "--json")
+    assert json.loads(text)["riverswim"]["parameters"] == {"n_states": 4, "horizon": 6}
+
+
+RUN = ("run", "riverswim", "--learner", "ucbvi", "--privatizer", "none", "--episodes", "500")
+
+
+def test_run_prints_one_json_object(call: Call) -> None:
+    code, text = call(*RUN, "--seeds", "3", "--seed", "5", "--json")
+    assert code == 0
+    figures = json.loads(text)
+    expected = {"env", "learner", "privatizer", "episodes", "seeds", "regret", "switches", "optimal_value"}
+    assert expected | {"certificate", "seconds"} <= set(figures)
+    assert (figures["episodes"], figures["seeds"], figures["certificate"]) == (500, 3, None)
+    assert set(figures["regret"]) == {"mean", "sd", "per_seed"}
+    assert figures["regret"]["mean"] == pytest.approx(sum(figures["regret"]["per_seed"]) / 3)
+    assert figures["optimal_value"] == pytest.approx(0.4758, abs=5e-5)
+    _, alone = call(*RUN, "--seed", "6", "--json")
+    assert json.loads(alone)["regret"]["per_seed"] == figures["regret"]["per_seed"][1:2]
+    assert json.loads(alone)["regret"]["sd"] is None
+
+
+def test_run_prints_a_table_and_saves_a_figure(call: Call, tmp_path: Path) -> None:
+    figure = tmp_path / "deep" / "regret.png"
+    code, text = call(*RUN, "--plot", str(figure), "--env-param", "n_states=6", "--learner-param", "scale=0.2")
+    assert code == 0
+    assert "riverswim (n_states=6)" in text
+    assert "ucbvi (scale=0.2)" in text
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in figure.parent.iterdir()] == ["regret.png"]
+
+
+def test_an_environment_without_a_table_is_played(call: Call) -> None:
+    arguments = ["id=Blackjack-v1", "horizon=5", "reward_low=-1", "reward_high=1"]
+    options = [item for argument in arguments for item in ("--env-param", argument)]
+    code, text = call("run", "gymnasium", "--episodes", "60", "--learner-param", "batch=20", "--json", *options)
+    assert code == 0
+    figures = json.loads(text)
+    assert figures["regret"]["mean"] is None
+    assert 0 < figures["reward_per_episode"] <= 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "riverswin"), "no environment 'riverswin'. Did you mean 'riverswim'?"),
+        (("run", "riverswim", "--learner", "ucbiv"), "Did you mean 'ucbvi'?"),
+        (("run", "riverswim", "--privatizer", "non"), "Did you mean 'none'?"),
+        (("run", "riverswim", "--env-param", "state=3"), "no parameter 'state'. Did you mean 'n_states'?"),
+        (("run", "riverswim", "--env-param", "n_states"), "write it as key=value"),
+        (("run", "riverswim", "--env-param", "n_states=four"), "is 'four'; expected int"),
+        (("run", "riverswim", "--learner-param", "scale=-1"), "scale is -1.0; expected a finite number in (0, inf)"),
+        (("run", "riverswim", "--episodes", "0"), "episodes is 0"),
+        (("run", "riverswim", "--seeds", "0"), "seeds is 0"),
+        (("run", "riverswim", "--seed", "-1"), "seed is -1"),
+        (("run", "gymnasium"), "needs the parameter 'id'"),
+        (("run", "riverswim", "--episodes", "10", "--plot", "x.nonsense"), "Use a name ending in .png"),
+    ],
+)
+def test_mistakes_end_in_one_clear_line(
+    call: Call,
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _ = call(*arguments)
+    assert str(code).startswith("shufflerl: ")
+    assert message in str(code)
+    assert "\n" not in str(code)
+    assert not list(tmp_path.iterdir())
+
+
+def test_starting_up_imports_nothing_heavy() -> None:
+    heavy = "{'numpy', 'numba', 'scipy', 'matplotlib'}"
+    script = f"import sys, shufflerl, shufflerl.cli; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in shufflerl.__all__:
+        assert getattr(shufflerl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'lern'"):
+        shufflerl.lern  # noqa: B018
