@@ -21,7 +21,15 @@ test: install
 	$(BIN)/pytest -n auto
 
 bench: install
+	@$(MAKE) --no-print-directory .peer-venv/.installed || echo 'The peer cannot be installed here; its benchmarks will be skipped.'
 	$(BIN)/python -m bench
 
+# Only what the peer's UCBVI imports: its declared dependencies also bring Atari, a ROM licence and video tools.
+.peer-venv/.installed: bench/peer-requirements.txt
+	rm -rf .peer-venv
+	$(PYTHON) -m venv .peer-venv
+	PIP_DISABLE_PIP_VERSION_CHECK=1 .peer-venv/bin/python -m pip install --quiet --no-deps --requirement $<
+	touch $@
+
 clean:
-	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .peer-venv out .mypy_cache .ruff_cache .pytest_cache

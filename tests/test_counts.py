@@ -144,11 +144,11 @@ def test_tags_out_of_range_are_refused(tag: int) -> None:
 def test_a_release_must_answer_the_batch_that_waits() -> None:
     mdp = random_mdp(0)
     batch, other = full_batch(mdp, 5), full_batch(mdp, 5, index=1)
-    release = Release(batch, np.zeros(batch.query.size), Silent(), Silent())
+    release = Release(batch, np.zeros(batch.query.size), Silent(), 0.0)
     release.check_answers(full_batch(mdp, 5))
     with pytest.raises(ContractError, match="answers batch 0"):
         release.check_answers(other)
     with pytest.raises(ContractError, match="No batch is waiting"):
         release.check_answers(None)
     with pytest.raises(InvalidInputError, match="released values"):
-        Release(batch, np.zeros(3), Silent(), Silent())
+        Release(batch, np.zeros(3), Silent(), 0.0)

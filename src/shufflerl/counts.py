@@ -115,6 +115,13 @@ class CountQuery:
             return len(self._asked)
         return sum(int(np.prod(shape)) for shape in self._dense_shapes)
 
+    @cached_property
+    def groups(self) -> IntArray:
+        """Of each tag, the number of its family and step: a user touches exactly one tag of each number."""
+        sizes = [int(np.prod(shape[1:])) for shape in self._dense_shapes for _ in range(shape[0])]
+        dense = np.repeat(np.arange(self.touched_counters), sizes)
+        return dense if self._asked is None else dense[self._asked]
+
     def tag(self, counter: Counter) -> int:
         """The number of a counter."""
         steps = {"transition": self.transition_steps, "reward": self.reward_steps}.get(counter.family)
@@ -153,16 +160,20 @@ class CountQuery:
         return dense if self._asked is None else dense[self._asked]
 
     def scatter(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Inverse of `gather`: full arrays of transitions and rewards, zero where nothing was asked."""
+        """Inverse of `gather`: full arrays of transitions and rewards, zero where nothing was asked.
+
+        The last axis of `values` is in order of tags; axes before it are kept.
+        """
         dense = values
         if self._asked is not None:
-            dense = np.zeros(sum(int(np.prod(shape)) for shape in self._dense_shapes))
-            dense[self._asked] = values
-        split = int(np.prod(self._dense_shapes[0]))
-        transitions = np.zeros((self.horizon - 1, *self._dense_shapes[0][1:]))
-        rewards = np.zeros((self.horizon, *self._dense_shapes[1][1:]))
-        transitions[list(self.transition_steps)] = dense[:split].reshape(self._dense_shapes[0])
-        rewards[list(self.reward_steps)] = dense[split:].reshape(self._dense_shapes[1])
+            dense = np.zeros((*values.shape[:-1], sum(int(np.prod(shape)) for shape in self._dense_shapes)))
+            dense[..., self._asked] = values
+        moves, pays = self._dense_shapes
+        before, split = values.shape[:-1], int(np.prod(moves))
+        transitions = np.zeros((*before, self.horizon - 1, *moves[1:]))
+        rewards = np.zeros((*before, self.horizon, *pays[1:]))
+        transitions[..., list(self.transition_steps), :, :, :] = dense[..., :split].reshape(*before, *moves)
+        rewards[..., list(self.reward_steps), :, :, :] = dense[..., split:].reshape(*before, *pays)
         return transitions, rewards
 
     def tags(self, trajectories: Trajectories) -> IntArray:
@@ -272,14 +283,14 @@ class Release:
     """All that a learner ever sees of a batch: its counts plus noise of a known law.
 
     `values` are the noisy counts in order of tags. `noise` is the law of what was added to each of them, independent
-    across counters; `total_noise` is the law of the noise in the sum of all releases so far, which is smaller than
-    the sum of the parts when a privatizer correlates its noise over time.
+    across counters. `total_variance` is the noise variance of a counter in the sum of all releases so far; it is
+    smaller than the sum of the parts when a privatizer correlates its noise over time.
     """
 
     batch: Batch
     values: FloatArray
     noise: Noise
-    total_noise: Noise
+    total_variance: float
 
     def __post_init__(self) -> None:
         values = checks.array("released values", self.values, (self.batch.query.size,))

@@ -16,10 +16,10 @@ from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import PolicyArray
 from shufflerl.population import CountPopulation, Population
 from shufflerl.privatizers.base import Privatizer
-from shufflerl.privatizers.none import NoPrivacy
 
-#: Episodes per call, so that progress can be shown and interrupted.
+#: Episodes per call, so that progress can be shown and interrupted, and numbers of noise to hold at once.
 LONGEST = 2048
+MOST_NOISE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,16 @@ class EpisodeStretch:
 
     learner: UCBVI
     population: CountPopulation
+    privatizer: Privatizer
 
     @classmethod
     def if_possible(cls, learner: Learner, population: Population, privatizer: Privatizer) -> EpisodeStretch | None:
         """The stretch player for these three, or None when they must go through the loop one batch at a time."""
         if type(learner) is not UCBVI or learner.batch != 1 or learner.waits:
             return None
-        if type(population) is not CountPopulation or type(privatizer) is not NoPrivacy:
+        if type(population) is not CountPopulation or not privatizer.draws_ahead:
             return None
-        return cls(learner, population)
+        return cls(learner, population, privatizer)
 
     def play(self, most: int | None) -> tuple[PolicyArray, FloatArray]:
         """Play a stretch of at most `most` episodes: the policies[t, h, x] that were deployed and their true values."""
@@ -44,10 +45,12 @@ class EpisodeStretch:
 
         learner, mdp = self.learner, self.population.mdp
         count = min(learner.episodes_left, LONGEST, LONGEST if most is None else most)
+        count = max(1, min(count, MOST_NOISE // learner.query.size))
         policies = np.empty((count, *learner.policy.shape), dtype=np.int32)
         policies[0] = learner.policy
         values = np.empty(count)
-        nothing = np.empty(0)
+        noise, variances = self.privatizer.noise_of_episodes(learner.query, count)
+        noise_moves, noise_pays = learner.query.scatter(noise)
         play_episodes(
             learner.rng,
             self.population.rng,
@@ -56,14 +59,16 @@ class EpisodeStretch:
             mdp.start,
             learner.moves,
             learner.pays,
-            np.empty((0, *learner.moves.shape)),
-            np.empty((0, *learner.pays.shape)),
-            nothing,
+            noise_moves,
+            noise_pays,
+            variances,
             learner.noise_variance,
             *learner.bonus_arguments,
             policies,
             values,
         )
+        if len(variances):
+            learner.noise_variance = float(variances[-1])
         learner.policy[:] = policies[-1]
         learner.episodes_played += count
         learner.batches_observed += count

@@ -68,7 +68,8 @@ class Registry:
     def make(self, name: str, /, *given: Any, **chosen: Any) -> Any:
         """Construct `name` from what the caller gives and what the user chose."""
         for key in chosen:
-            self._parameter(name, key)
+            if key not in self._given:
+                self._parameter(name, key)
         for key in self.describe(name)["required"]:
             if key not in chosen:
                 raise InvalidInputError(f"{self.kind} {name!r} needs the parameter {key!r}; give {key}=...")

@@ -80,7 +80,7 @@ class UCBVI(Learner):
         moves, pays = release.tables
         self.moves += moves
         self.pays += pays
-        self.noise_variance = release.total_noise.variance
+        self.noise_variance = release.total_variance
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         return {"noise_variance": self.noise_variance}, {"moves": self.moves, "pays": self.pays, "policy": self.policy}

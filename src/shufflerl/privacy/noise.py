@@ -60,6 +60,8 @@ class Noise(Protocol):
         """Independent draws for simulation. Deployed nodes draw their messages themselves, never from a seed."""
         ...
 
+    def __hash__(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class Silent:
@@ -223,6 +225,68 @@ class GaussianNoise:
     def sample(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> FloatArray:
         """Independent draws for simulation."""
         return np.asarray(rng.normal(0.0, self.sd, size), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class UnaryNoise:
+    """The error of counts estimated from unary encoding when each user reports one of `groups` families and steps.
+
+    Of the reported bits the user's own is a fair coin, every other one a one with probability `flip`. The law depends
+    on the count: a user who touched the counter may report another step. `variance` and `bound` hold for every count
+    from 0 to `users`; `cdf` and `sample` are exact for a counter that nobody touched.
+    """
+
+    users: int
+    groups: int
+    flip: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no such encoding."""
+        object.__setattr__(self, "users", whole("users", self.users, least=1, most=LARGEST_COUNT))
+        object.__setattr__(self, "groups", whole("groups", self.groups, least=1))
+        object.__setattr__(self, "flip", real("flip", self.flip, above=0, below=0.5))
+
+    @property
+    def weight(self) -> float:
+        """What one more one-bit adds to the estimate."""
+        return self.groups / (0.5 - self.flip)
+
+    @property
+    def variance(self) -> float:
+        """The largest over all counts; it is linear in the count, so one of the ends has it."""
+        signal = (0.5 - self.flip) ** 2
+        untouched = self.groups * self.flip * (1 - self.flip) / signal
+        touched = self.groups * (0.25 / signal + 1) - 1
+        return self.users * max(untouched, touched)
+
+    @property
+    def sd(self) -> float:
+        """Square root of the largest variance."""
+        return math.sqrt(self.variance)
+
+    def bound(self, failure: float) -> float:
+        """A t with P(|noise| > t) <= failure for every count (Bernstein: independent users, each within `weight`)."""
+        depth = math.log(2 / real("failure", failure, above=0, below=1))
+        return math.sqrt(2 * self.variance * depth + (self.weight * depth / 3) ** 2) + self.weight * depth / 3
+
+    def cdf(self, values: ArrayLike) -> FloatArray:
+        """P(noise <= value) where nobody touched the counter: binomial ones among a binomial number of reports."""
+        from scipy import stats
+
+        low, high = stats.binom.ppf([1e-16, 1 - 1e-16], self.users, 1 / self.groups)
+        reports = np.arange(low, high + 1)
+        ones = np.asarray(values, dtype=np.float64)[..., None] / self.weight + reports * self.flip
+        chances = stats.binom.pmf(reports, self.users, 1 / self.groups)
+        return np.asarray(stats.binom.cdf(np.floor(ones + 1e-9), reports, self.flip) @ chances)
+
+    def repeated(self, times: int) -> UnaryNoise:
+        """More users of the same kind."""
+        return UnaryNoise(self.users * whole("times", times, least=1), self.groups, self.flip)
+
+    def sample(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> FloatArray:
+        """Independent draws for counters that nobody touched."""
+        reports = rng.binomial(self.users, 1 / self.groups, size)
+        return np.asarray(self.weight * (rng.binomial(reports, self.flip) - reports * self.flip), dtype=np.float64)
 
 
 def reach(variance: float, failure: float) -> float:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from shufflerl.errors import InvalidInputError
+from shufflerl.learners.base import Learner
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.ledger import Ledger
 from shufflerl.privatizers.base import Privatizer
 from shufflerl.registry import Entry, Registry
 
@@ -11,13 +17,45 @@ PRIVATIZERS = Registry(
     "privatizer",
     {
         "none": Entry("shufflerl.privatizers.none:NoPrivacy", "true counts, no privacy: the baseline"),
+        "shuffle": Entry("shufflerl.privatizers.shuffle:Shuffle", "shuffle model, Poisson one-bits, exact accounting"),
+        "shuffle-paper": Entry(
+            "shufflerl.privatizers.shuffle:ShufflePaper", "shuffle model with the paper's constants"
+        ),
+        "central": Entry(
+            "shufflerl.privatizers.central:central", "trusted server, Gaussian: per batch, or continual counting"
+        ),
+        "central-tree": Entry(
+            "shufflerl.privatizers.central:CentralTree", "trusted server, continual counting by binary tree"
+        ),
+        "local": Entry("shufflerl.privatizers.local:Local", "no trust, Gaussian noise per user"),
+        "local-sampled": Entry(
+            "shufflerl.privatizers.local:LocalSampled", "no trust, one step per user, unary encoding"
+        ),
     },
+    given=("learner", "budget", "seed", "ledger"),
 )
 
 
-def make(name: str, **parameters: Any) -> Privatizer:
-    """The privatizer of that name."""
-    privatizer: Privatizer = PRIVATIZERS.make(name, **parameters)
+def make(
+    name: str,
+    learner: Learner | None = None,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    seed: int | np.random.SeedSequence | None = None,
+    ledger: Ledger | None = None,
+    **parameters: Any,
+) -> Privatizer:
+    """The privatizer of that name for a learner, at (epsilon, delta); `none` needs nothing but its name."""
+    PRIVATIZERS.entry(name)
+    if name == "none":
+        if epsilon is not None or delta is not None:
+            raise InvalidInputError("The privatizer 'none' protects nothing and takes no epsilon or delta; drop them.")
+        privatizer: Privatizer = PRIVATIZERS.make(name, **parameters)
+        return privatizer
+    if learner is None or epsilon is None or delta is None or seed is None:
+        raise InvalidInputError(f"The privatizer {name!r} needs a learner, epsilon, delta and seed; give all four.")
+    privatizer = PRIVATIZERS.make(name, learner, Budget(epsilon, delta), seed, ledger=ledger, **parameters)
     return privatizer
 
 

@@ -1,4 +1,4 @@
-"""No privacy: the true counts. For baselines and tests; its certificate is none."""
+"""No privacy: the true counts. For baselines and tests."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ from typing import ClassVar
 
 import numpy as np
 
-from shufflerl.counts import Counts, Release
+from shufflerl.checks import FloatArray
+from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.privacy.noise import Silent
+from shufflerl.privatizers.base import Privatizer
 
 
-class NoPrivacy:
+class NoPrivacy(Privatizer):
     """Releases true counts."""
 
     name: ClassVar[str] = "none"
+    draws_ahead: ClassVar[bool] = True
 
     def release(self, counts: Counts) -> Release:
         """Pass the counts on as they are."""
-        return Release(counts.batch, counts.values.astype(np.float64), Silent(), Silent())
+        self._once(counts.batch)
+        self._batches_released += 1
+        return Release(counts.batch, counts.values.astype(np.float64), Silent(), 0.0)
+
+    def noise_of_episodes(self, query: CountQuery, episodes: int) -> tuple[FloatArray, FloatArray]:
+        """No rows: nothing is added."""
+        self._batches_released += episodes
+        return np.empty((0, query.size)), np.empty(0)
+
+    def certificate(self, query: CountQuery) -> None:
+        """Nothing is guaranteed."""

@@ -1,0 +1,65 @@
+"""What a benchmark returns, and how it measures: medians of repeats taken in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row: our figure beside a peer's or a limit's, and whether the target was reached."""
+
+    what: str
+    unit: str
+    ours: float
+    peer: float
+    peer_name: str
+    target: str
+    reached: bool
+
+    @property
+    def ratio(self) -> float:
+        """Ours divided by the peer's."""
+        return self.ours / self.peer
+
+    @classmethod
+    def at_least(cls, times: float, what: str, unit: str, ours: float, peer: float, peer_name: str) -> Figure:
+        """Ours must be this many times the peer's or more."""
+        return cls(what, unit, ours, peer, peer_name, f"ratio at least {times:g}", ours / peer >= times)
+
+    @classmethod
+    def at_most(cls, times: float, what: str, unit: str, ours: float, peer: float, peer_name: str) -> Figure:
+        """Ours must be this many times the peer's or less."""
+        return cls(what, unit, ours, peer, peer_name, f"ratio at most {times:g}", ours / peer <= times)
+
+    @classmethod
+    def under(
+        cls, limit: float, what: str, unit: str, ours: float, peer: float | None = None, peer_name: str = "limit"
+    ) -> Figure:
+        """Ours must stay under a limit, which also stands in the peer's place unless a peer was measured."""
+        shown = limit if peer is None else peer
+        return cls(what, unit, ours, shown, peer_name, f"under {limit:g} {unit}", ours < limit)
+
+
+class SkippedError(Exception):
+    """A benchmark that cannot run here; the message says why and what to do."""
+
+
+def medians(repeats: int, *measures: Callable[[int], float]) -> list[float]:
+    """The median of each measure over the repeats, taken in turn (ours, peer, ours, peer, ...).
+
+    Whatever else the machine is doing then slows all of them alike. A measure is told the number of the repeat.
+    """
+    rows = [[measure(repeat) for measure in measures] for repeat in range(repeats)]
+    return [median(column) for column in zip(*rows, strict=True)]
+
+
+def seconds(action: Callable[[], object], calls: int = 1) -> float:
+    """Seconds per call."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        action()
+    return (time.perf_counter() - began) / calls

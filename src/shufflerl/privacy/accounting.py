@@ -1,0 +1,399 @@
+"""What a release costs: exact privacy loss of each noise law, pessimistic composition, calibration.
+
+Neighbours are two runs in which one user's whole trajectory is replaced. That user leaves one counter of every family
+and layer of the release and enters another, so `changed` = k counters move by one, k/2 of them down and k/2 up (fewer
+where old and new trajectory agree, which only loses less). Every counter carries its own independent noise, so the loss
+of the release is the sum of k independent losses, over m participations of one user k*m of them.
+
+We say what one counter loses, exactly; Google's `dp-accounting` composes and answers. Every figure is an upper bound:
+whatever is rounded, cut off or lost to floating point is rounded against us (see `_composed`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special
+
+from shufflerl.checks import FloatArray, real, whole
+from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
+from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise, reach
+
+#: No delta below this is certified: the composition's rounding error would be a visible part of the answer.
+NUMERIC_FLOOR = 1e-12
+#: Above this epsilon the guarantee says little: e^10 = 22,000.
+WEAK_EPSILON = 10.0
+
+# Outcomes left out of one counter's loss, together about this probable, count as infinite loss.
+_TAIL = 1e-18
+# Mass the composition may cut off; it counts as infinite loss too.
+_TRUNCATION = 1e-16
+# Loss grid: this gap, unless that makes fewer or more than so many of one counter's loss deviation. Connecting the dots
+# widens the variance of each loss by (gap/deviation)^2 / 6 of it, at most 0.007%, and epsilon by half of that.
+_GAP = 1e-4
+_FEWEST_GAPS, _MOST_GAPS = 50, 200
+# Outcomes closer than this part of the noise's deviation share one loss, the highest among them.
+_BLOCKS_PER_DEVIATION = 50_000
+# Relative error of an outcome's probability: 2e-9 from the midpoint rule inside a block, 9e-9 from summing logarithms.
+_MASS_ERROR = 2e-8
+# Absolute error of the Fourier composition in units of rounding per composed loss; measured against direct convolution
+# it stays below 0.5 (`test_accounting.py` repeats the measurement).
+_ROUNDINGS_PER_LOSS = 4
+# Calibrated means are at most this much, relatively, above the smallest certified one.
+_CALIBRATION_TOLERANCE = 5e-5
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An (epsilon, delta) guarantee, asked for or given."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no guarantee at all."""
+        object.__setattr__(self, "epsilon", real("epsilon", self.epsilon, above=0))
+        object.__setattr__(self, "delta", real("delta", self.delta, above=0, below=1))
+
+
+def warn_if_weak(budget: Budget, users: int) -> None:
+    """Say in a `PrivacyWarning` what a budget means that is allowed but protects little."""
+    users = whole("users", users, least=1)
+    if budget.epsilon > WEAK_EPSILON:
+        factor = f"{math.exp(budget.epsilon):.2g}" if budget.epsilon < 700 else "beyond 1e300"
+        warnings.warn(
+            f"epsilon is {budget.epsilon:g}: an observer's odds about one user may change by a factor of "
+            f"e^{budget.epsilon:g} = {factor}. Values up to 1 protect well, above {WEAK_EPSILON:g} hardly.",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+    if budget.delta > 1 / users:
+        warnings.warn(
+            f"delta is {budget.delta:g} with {users} users: publishing the data of {budget.delta * users:.3g} users at "
+            f"random would be allowed. Use a delta well below 1/{users} = {1 / users:.2g}.",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+
+
+class PrivacyLoss(ABC):
+    """The privacy loss of a release: for which pairs (epsilon, delta) it is differentially private."""
+
+    def delta(self, epsilon: float) -> float:
+        """A delta at which the release is (epsilon, delta) private; never below the truth."""
+        return min(1.0, self._delta(real("epsilon", epsilon, above=0, closed=True)))
+
+    def epsilon(self, delta: float) -> float:
+        """An epsilon at which the release is (epsilon, delta) private; never below the truth, infinite if none is."""
+        return self._epsilon(real("delta", delta, above=0, below=1))
+
+    @abstractmethod
+    def _delta(self, epsilon: float) -> float: ...
+
+    @abstractmethod
+    def _epsilon(self, delta: float) -> float: ...
+
+
+class _Unprotected(PrivacyLoss):
+    """Exact counts: what one user did is certain."""
+
+    def _delta(self, epsilon: float) -> float:
+        return 1.0
+
+    def _epsilon(self, delta: float) -> float:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class _GaussianLoss(PrivacyLoss):
+    """Composed Gaussian noise: the loss is Normal(mu^2/2, mu^2), in closed form."""
+
+    mu: float
+
+    def _delta(self, epsilon: float) -> float:
+        return _gaussian_delta(self.mu, epsilon)
+
+    def _epsilon(self, delta: float) -> float:
+        if _gaussian_delta(self.mu, 0.0) <= delta:
+            return 0.0
+        # The loss's tail beyond epsilon bounds delta: P(loss > epsilon) <= exp(-a^2/2), a = epsilon/mu - mu/2.
+        highest = self.mu * math.sqrt(-2 * math.log(delta)) + self.mu**2 / 2
+        return _least(lambda epsilon: _gaussian_delta(self.mu, epsilon) - delta, 0.0, highest)
+
+
+@dataclass(frozen=True)
+class _UnaryLoss(PrivacyLoss):
+    """Unary encoding with the own bit a fair coin and the others ones with probability `flip`.
+
+    Two users' reports differ in two bits. Of their four values only (1, 0) is likelier under the first: (1 - q)/2
+    against q/2. So delta(epsilon) = (1 - q - e^epsilon q)/2, and none is left from epsilon = ln((1 - q)/q) on.
+    """
+
+    flip: float
+
+    def _delta(self, epsilon: float) -> float:
+        if epsilon >= math.log((1 - self.flip) / self.flip):
+            return 0.0
+        return max(0.0, (1 - self.flip - math.exp(epsilon) * self.flip) / 2)
+
+    def _epsilon(self, delta: float) -> float:
+        return math.log(max(1.0, (1 - self.flip - 2 * delta) / self.flip))
+
+
+@dataclass(frozen=True, eq=False)
+class _ComposedLoss(PrivacyLoss):
+    """Losses of whole-numbered noise, composed on a grid by `dp-accounting`."""
+
+    pmf: Any
+    losses: int
+
+    def _delta(self, epsilon: float) -> float:
+        return float(self.pmf.get_delta_for_epsilon(epsilon)) + _rounding(self.losses)
+
+    def _epsilon(self, delta: float) -> float:
+        _refuse_below_floor(delta, self.losses)
+        return float(self.pmf.get_epsilon_for_delta(delta - _rounding(self.losses)))
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def privacy_loss(noise: Noise, changed: int, participations: int = 1) -> PrivacyLoss:
+    """The loss of releasing counters under `noise` when a replaced user moves `changed` of them, half up, half down.
+
+    `participations` is the number of such releases one user may take part in. Only one direction of the neighbouring
+    relation need be accounted: swapping the two data sets turns every +1 into a -1, and as there are as many of either,
+    the composed loss is the same.
+    """
+    losses = _changed(changed) * whole("participations", participations, least=1)
+    if isinstance(noise, Silent):
+        return _Unprotected()
+    if isinstance(noise, GaussianNoise):
+        return _GaussianLoss(math.sqrt(losses) / noise.sd)
+    if isinstance(noise, PoissonNoise | BinomialNoise):
+        return _composed(noise, losses)
+    if isinstance(noise, UnaryNoise) and losses == 2:
+        return _UnaryLoss(noise.flip)
+    raise InvalidInputError(
+        f"The loss of {noise!r} over {losses} changed counters is not known; expected Poisson, binomial or Gaussian "
+        "noise, or unary encoding of one report, which changes 2."
+    )
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def calibrate(budget: Budget, changed: int, participations: int = 1) -> PoissonNoise:
+    """The least Poisson noise per counter, to a relative 1e-4 of its mean, that keeps a release within the budget.
+
+    The result is certified: `privacy_loss(result, changed, participations).delta(budget.epsilon) <= budget.delta`.
+
+    >>> round(calibrate(Budget(1.0, 1e-5), changed=22).sd, 1)
+    17.5
+    """
+    losses = _changed(changed) * whole("participations", participations, least=1)
+    _refuse_below_floor(budget.delta, losses)
+
+    @functools.cache
+    def excess(log_mean: float) -> float:
+        loss = privacy_loss(PoissonNoise(math.exp(log_mean)), changed, participations)
+        return math.log(loss.delta(budget.epsilon) / budget.delta)
+
+    # The Gaussian answer is close (a Poisson variable's mean is its variance), but no mean can do at which an empty
+    # counter, whose loss is infinite, is itself too probable: 1 - (1 - e^-mean)^(losses/2) > delta.
+    gaussian = losses / _gaussian_mu(budget) ** 2
+    empty = -math.log(-math.expm1(math.log1p(-budget.delta) / (losses / 2)))
+    low = high = math.log(max(gaussian, empty))
+    step = 0.01
+    while excess(high) > 0:
+        low, high, step = high, high + step, 2 * step
+    while excess(low) <= 0:
+        low, high, step = low - step, low, 2 * step
+    log_mean = optimize.brentq(excess, low, high, xtol=_CALIBRATION_TOLERANCE / 2)
+    while excess(log_mean) > 0:
+        log_mean += _CALIBRATION_TOLERANCE / 2
+    return PoissonNoise(math.exp(log_mean))
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def calibrate_gaussian(budget: Budget, changed: int, participations: int = 1) -> GaussianNoise:
+    """The least Gaussian noise per counter that keeps a release within the budget (Balle and Wang 2018), certified."""
+    losses = _changed(changed) * whole("participations", participations, least=1)
+    sd = math.sqrt(losses) / _gaussian_mu(budget)
+    while privacy_loss(GaussianNoise(sd), changed, participations).delta(budget.epsilon) > budget.delta:
+        sd *= 1 + 1e-14
+    return GaussianNoise(sd)
+
+
+def calibrate_unary(budget: Budget) -> float:
+    """The least probability of a one on the bits a user did not touch that keeps a unary report within the budget."""
+    flip = (1 - 2 * budget.delta) / (1 + math.exp(budget.epsilon))
+    while _UnaryLoss(flip).delta(budget.epsilon) > budget.delta:
+        flip *= 1 + 1e-15
+    return flip
+
+
+def paper_tau(budget: Budget, horizon: int, states: int, actions: int) -> float:
+    """The paper's noise threshold tau = 96 ln(2/beta') / eps'^2 with eps' = eps/(3H) and beta' = beta/(HXA).
+
+    Its proof composes over the H counters of a family a user touches, where a replaced user changes 2H, and its
+    constants are far from tight; what such noise truly costs is `privacy_loss(paper_noise(users, tau), changed)`.
+    """
+    horizon = whole("horizon", horizon, least=1)
+    cells = horizon * whole("states", states, least=1) * whole("actions", actions, least=1)
+    return 96 * math.log(2 * cells / budget.delta) * (3 * horizon / budget.epsilon) ** 2
+
+
+def paper_noise(users: int, tau: float) -> BinomialNoise:
+    """The bits `users` users add to one counter in the paper's protocol: fair coins up to tau users, rare above."""
+    users = whole("users", users, least=1)
+    tau = real("tau", tau, above=0)
+    if users <= tau:
+        return BinomialNoise(math.ceil(Fraction(tau) / users) * users, 0.5)
+    return BinomialNoise(users, tau / (2 * users))
+
+
+def _changed(changed: int) -> int:
+    changed = whole("changed", changed, least=2)
+    if changed % 2:
+        raise InvalidInputError(
+            f"changed is {changed}; expected an even number: a replaced user leaves a counter for each it enters."
+        )
+    return changed
+
+
+def _rounding(losses: int) -> float:
+    """What the Fourier composition of so many losses may lose to floating point; added to every delta."""
+    return _ROUNDINGS_PER_LOSS * sys.float_info.epsilon * losses / 2
+
+
+def _refuse_below_floor(delta: float, losses: int) -> None:
+    floor = max(NUMERIC_FLOOR, 10 * _rounding(losses))
+    if delta < floor:
+        raise AccountingError(
+            f"delta is {delta:g}; below {floor:.2g} the accountant's rounding error would show in the answer, so it "
+            f"certifies nothing there. Use a delta of at least {floor:.2g}."
+        )
+
+
+def _composed(noise: PoissonNoise | BinomialNoise, losses: int) -> PrivacyLoss:
+    """Compose losses/2 counters that move down and losses/2 that move up, never below the truth.
+
+    One counter's loss is replaced by one that dominates it: its delta is at least as large at every epsilon, negative
+    ones included. Domination survives composition, as the delta of a sum of independent losses, E[delta_1(epsilon -
+    L_2)], grows with delta_1 and likewise with delta_2. What composition itself cuts off is added as infinite loss,
+    what it may lose to rounding is added by `_ComposedLoss`.
+    """
+    masses, down, up = _outcomes(noise)
+    deviation = 1 / noise.sd
+    gap = min(max(_GAP, deviation / _MOST_GAPS), deviation / _FEWEST_GAPS)
+    composed = None
+    for values in (down, up):
+        pmf = _connected_dots(masses, values, gap)
+        if pmf is None:
+            return _Unprotected()
+        if losses > 2:
+            pmf = pmf.self_compose(losses // 2, tail_mass_truncation=_TRUNCATION)
+        composed = pmf if composed is None else composed.compose(pmf)
+    return _ComposedLoss(composed, losses)
+
+
+def _outcomes(noise: PoissonNoise | BinomialNoise) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Probabilities p(q) of the noise counts that matter, and what each reveals about a counter that moves by one.
+
+    With r(q) = ln p(q)/p(q-1), a count q loses r(q) when the neighbour's counter is one higher ("down": data + q equals
+    data + 1 + (q-1)) and -r(q+1) when it is one lower ("up"). Poisson: r(q) = ln(mean/q). Binomial: r(q) = ln[(n-q+1)/q
+    * p/(1-p)]. At the ends of the support, q = 0 and q = n, the neighbour cannot produce the value: infinite loss.
+
+    Only counts within Bernstein's reach of the mean are listed; the rest, at most `_TAIL`, is left to the caller. Where
+    the noise is so wide that there are too many, neighbouring counts form a block that loses what its worst member
+    loses; r falls in q, so that is the first of the block for "down" and the last for "up".
+    """
+    most: float
+    if isinstance(noise, BinomialNoise):
+        exact_mean, most = noise.trials * Fraction(noise.probability), noise.trials
+        unset_bits = noise.trials * (1 - noise.probability)
+    else:  # the limit of infinitely many rare bits
+        exact_mean, most, unset_bits = Fraction(noise.mean), math.inf, math.inf
+    centre = round(exact_mean)
+    furthest = math.ceil(reach(noise.variance, _TAIL))
+    first, last = max(-centre, -furthest), int(min(furthest, most - centre))
+    block = max(1, int(noise.sd / _BLOCKS_PER_DEVIATION))
+    starts = np.arange(first, last + 1 + block, block)  # of every block, and of the one after the last
+    # Distances from the mean, so that no digits are lost where counts are huge and their logarithms all but equal.
+    distance = starts + float(centre - exact_mean)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        ratios = np.log1p((1 - distance) / unset_bits) - np.log1p(distance / noise.mean)
+    if centre + first == 0:
+        ratios[0] = math.inf
+    if centre + last == most:
+        ratios[-1] = -math.inf
+    # p(q) is the product of its ratios. Between the middles of two blocks lie `block` ratios around the second's start.
+    logarithms = np.concatenate(([0.0], np.cumsum(block * ratios[1:-1])))
+    masses = np.exp(logarithms - logarithms.max())
+    return masses * ((1 + _MASS_ERROR) / masses.sum()), ratios[:-1], -ratios[1:]
+
+
+def _connected_dots(masses: FloatArray, losses: FloatArray, gap: float) -> Any:
+    """A loss on the grid of multiples of `gap` that dominates the given one; None if nothing finite is left.
+
+    Each mass goes to the two grid points around its loss so that its probability under both neighbours stays: this is
+    the pessimistic connect-the-dots discretisation of Doroshenko et al. (2022), written per outcome, where it needs no
+    differences of nearly equal deltas. Rounding every loss up instead would add losses*gap/2 to epsilon.
+    """
+    # Slow to import, and most of the package does without it.
+    from dp_accounting.pld import pld_pmf
+
+    # Outcomes that hardly occur but lose much would only lengthen the grid.
+    kept = np.isfinite(losses) & (masses > _TAIL * masses.max())
+    infinite = float(masses[~kept].sum()) + _TAIL
+    if infinite >= 1 or not kept.any():
+        return None
+    masses, losses = masses[kept], losses[kept]
+    cells = np.floor(losses / gap)
+    higher = np.clip(masses * (np.expm1(cells * gap - losses) / math.expm1(-gap)), 0.0, masses)
+    lowest = int(cells.min())
+    index = (cells - lowest).astype(np.int64)
+    size = int(index.max()) + 2
+    on_grid = np.bincount(index, masses - higher, size) + np.bincount(index + 1, higher, size)
+    return pld_pmf.DensePLDPmf(gap, lowest, on_grid, infinite, pessimistic_estimate=True)
+
+
+def _gaussian_delta(mu: float, epsilon: float) -> float:
+    """delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), without the cancellation where it is small.
+
+    With a = eps/mu - mu/2 and b = a + mu, both terms share the density phi(a) = e^eps phi(b), so that
+    delta = phi(a) (M(a) - M(b)), M the Mills ratio.
+    """
+    near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    if near < 0:
+        return float(special.ndtr(-near) - math.exp(epsilon + special.log_ndtr(-far)))
+    root = math.sqrt(2)
+    return float(math.exp(-near * near / 2) / 2 * (special.erfcx(near / root) - special.erfcx(far / root)))
+
+
+def _gaussian_mu(budget: Budget) -> float:
+    """The largest mu at which N(mu, 1) against N(0, 1) stays within the budget."""
+
+    def slack(inverse: float) -> float:
+        return _gaussian_delta(1 / inverse, budget.epsilon) - budget.delta
+
+    low = high = 1.0
+    while slack(high) > 0:
+        high *= 2
+    while slack(low) <= 0:
+        low /= 2
+    return 1 / _least(slack, low, high)
+
+
+def _least(excess: Callable[[float], float], low: float, high: float) -> float:
+    """The least point of [low, high] at which the falling `excess` is not positive, up to rounding and from above."""
+    point = float(optimize.brentq(excess, low, high, xtol=1e-300, rtol=1e-14))
+    while excess(point) > 0:
+        point *= 1 + 1e-14
+    return point

@@ -1,0 +1,105 @@
+"""The shuffle protocol in the paper's three pieces: randomizer, shuffler, analyzer.
+
+A message is one tag: the number of one counter, raised by one. There is no other kind of message. A user sends the
+tags of its own visits and, for every counter, a random number of noise tags; all tags of a batch are permuted
+together. What the coordinator sees is then equivalent to the noisy counts: given those, the order is uniform and says
+nothing. (Were a user's bit and its noise added up and sent as one integer, as the paper has it, the multiset of these
+integers would give single users away.)
+
+This is what a device runs: randomness comes from the operating system and takes no seed. Simulations draw the noise of
+all users on a counter at once (`Noise.sample`), which has the same law; `tests/test_protocol.py` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from shufflerl import checks
+from shufflerl.checks import FloatArray, IntArray
+from shufflerl.counts import CountQuery, Trajectories
+from shufflerl.errors import InvalidInputError
+from shufflerl.privacy import randomness
+from shufflerl.privacy.noise import BinomialNoise, PoissonNoise
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What all users of a batch agree on: the counters asked for, how many users there are, and their noise.
+
+    `noise` is the law of all users' noise on one counter together; each adds its share of it.
+    """
+
+    query: CountQuery
+    users: int
+    noise: PoissonNoise | BinomialNoise
+
+    def __post_init__(self) -> None:
+        checks.whole("users", self.users, least=1)
+        if isinstance(self.noise, BinomialNoise):
+            bits, left = divmod(self.noise.trials, self.users)
+            if left or (bits > 1 and self.noise.probability != 0.5):
+                raise InvalidInputError(
+                    f"{self.noise.trials} noise bits of probability {self.noise.probability:g} cannot be shared among "
+                    f"{self.users} users; expected fair bits, the same number for each, or one bit of any probability."
+                )
+
+    @property
+    def rate(self) -> Fraction:
+        """Expected noise tags per user and counter."""
+        if isinstance(self.noise, PoissonNoise):
+            return Fraction(self.noise.mean) / self.users
+        return Fraction(self.noise.probability) * (self.noise.trials // self.users)
+
+    @property
+    def messages_per_user(self) -> float:
+        """Expected messages a user sends; their number depends on no data."""
+        return self.query.touched_counters + float(self.rate) * self.query.size
+
+
+def randomize(protocol: Protocol, trajectory: Trajectories) -> IntArray:
+    """The randomizer: one user's tags, true and noise, in increasing order so that the order tells nothing."""
+    if len(trajectory) != 1:
+        raise InvalidInputError(f"The randomizer was given {len(trajectory)} trajectories; expected one user's.")
+    true = protocol.query.tags(trajectory)[0]
+    return np.sort(np.concatenate([true, _noise_tags(protocol)]))
+
+
+def _noise_tags(protocol: Protocol) -> IntArray:
+    size = protocol.query.size
+    if isinstance(protocol.noise, PoissonNoise):
+        # Independent Poisson(rate) on each of C counters is one Poisson(C rate) total, each tag uniform.
+        return randomness.uniform(size, randomness.poisson(size * protocol.rate))
+    bits = protocol.noise.trials // protocol.users
+    if protocol.noise.probability == 0.5:
+        numbers = [randomness.fair_bits(bits) for _ in range(size)]
+    else:
+        numbers = [int(randomness.bernoulli(protocol.rate)) for _ in range(size)]
+    return np.repeat(np.arange(size), numbers)
+
+
+def shuffle(reports: Iterable[IntArray]) -> IntArray:
+    """The shuffler: all tags of a batch in a uniformly random order."""
+    tags = np.concatenate([np.empty(0, dtype=np.int64), *reports])
+    return tags[randomness.permutation(len(tags))]
+
+
+def analyze(protocol: Protocol, tags: ArrayLike, reports: int) -> FloatArray:
+    """The analyzer: unbiased counts from the tags of `reports` users: count, subtract the expected noise."""
+    given = np.asarray(tags)
+    checks.whole("reports", reports, least=1)
+    if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
+        raise InvalidInputError(
+            f"The tags have shape {given.shape} and type {given.dtype}; expected a row of integers."
+        )
+    if given.size and not 0 <= given.min() <= given.max() < protocol.query.size:
+        raise InvalidInputError(
+            f"A tag lies in [{given.min()}, {given.max()}] but outside [0, {protocol.query.size - 1}]; "
+            "discard reports with such tags before counting."
+        )
+    counts = np.bincount(given, minlength=protocol.query.size)
+    return counts.astype(np.float64) - reports * float(protocol.rate)
