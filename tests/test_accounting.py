@@ -195,7 +195,7 @@ def test_lumping_outcomes_into_blocks_only_adds_to_the_loss(monkeypatch: pytest.
         exact = privacy_loss(noise, changed)
         with monkeypatch.context() as patch:
             patch.setattr(accounting, "_BLOCKS_PER_DEVIATION", 250)
-            lumped = privacy_loss(noise, changed)
+            lumped = privacy_loss.__wrapped__(noise, changed)  # past the cache
         for epsilon in np.array([0.0, 1.0, 3.0, 5.0]) * math.sqrt(changed) / noise.sd:
             assert exact.delta(epsilon) < lumped.delta(epsilon) < 1.2 * exact.delta(epsilon)
 

@@ -81,10 +81,10 @@ def test_optimism_holds_with_the_theory_scale() -> None:
 
     mdp = random_mdp(8, horizon=4, states=4, actions=2)
     learner = UCBVI(mdp.problem(3000), 0, scale=1.0, batch=50)
-    population = CountPopulation(mdp, 0)
+    population, privatizer = CountPopulation(mdp, 0), NoPrivacy()
     truth = optimal_q(mdp.transitions, mdp.rewards)[0].max(axis=-1)
     while (batch := learner.next_batch()) is not None:
-        learner.observe(NoPrivacy().release(population.play(batch)))
+        learner.observe(privatizer.release(population.play(batch)))
         value, after = np.zeros((2, mdp.n_states))
         scratch = learner.policy.copy()
         optimistic_policy(
