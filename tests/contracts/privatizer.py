@@ -1,0 +1,170 @@
+"""What every privatizer must do: subclass, set `make`, and pytest runs the suite.
+
+Statistical tests have fixed seeds and would fail by chance, over all seeds, with probability below 1e-4 each.
+"""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from shufflerl.checks import FloatArray, IntArray
+from shufflerl.counts import CountQuery, Counts, Release
+from shufflerl.errors import ContractError
+from shufflerl.learners.base import Learner
+from shufflerl.learners.ucbvi import UCBVI
+from shufflerl.population import CountPopulation
+from shufflerl.privacy.ledger import Ledger
+from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
+from tests.examples import full_batch, random_mdp, random_mixture
+
+LEVEL = 1e-4
+USERS = 60
+MDP_ = random_mdp(31, horizon=2, states=2, actions=2, start=0)
+
+
+def learner() -> Learner:
+    """Asks for more batches than any test releases, and reads each release by itself."""
+    fixture = UCBVI(MDP_.problem(USERS * 10_000), 0, batch=USERS)
+    fixture.reads_running_sums = False  # type: ignore[misc]
+    return fixture
+
+
+class PrivatizerContract:
+    """The suite. A privatizer whose noise depends on the counts says so and is held to its bounds."""
+
+    depends_on_counts = False
+
+    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+        raise NotImplementedError
+
+    def _counts(self, index: int = 0) -> Counts:
+        batch = full_batch(MDP_, USERS, random_mixture(MDP_, 2, 1), index)
+        return Counts(batch, CountPopulation(MDP_, 5).play(batch).values)
+
+    def _releases(self, count: int) -> tuple[list[Release], IntArray]:
+        privatizer, truth = self.make(seed=3), self._counts()
+        releases = [privatizer.release(self._counts(index)) for index in range(count)]
+        return releases, truth.values
+
+    def _errors(self, count: int) -> tuple[list[Release], FloatArray]:
+        releases, truth = self._releases(count)
+        return releases, np.stack([release.values for release in releases]) - truth
+
+    def test_it_is_unbiased(self) -> None:
+        releases, errors = self._errors(400)
+        deviation = releases[0].noise.sd / np.sqrt(errors.size)
+        assert abs(errors.mean()) <= 4.5 * deviation  # 4.5 deviations: by chance 7e-6
+        per_counter = errors.mean(axis=0)
+        assert (np.abs(per_counter) <= 6 * releases[0].noise.sd / np.sqrt(len(errors))).all()
+
+    def test_the_declared_law_is_the_law(self) -> None:
+        """Chi-square in twenty cells of equal declared probability, all counters pooled."""
+        releases, errors = self._errors(400)
+        noise, truth = releases[0].noise, self._counts().values
+        if noise.variance == 0:
+            assert not errors.any()
+            return
+        if self.depends_on_counts:
+            errors = errors[:, truth == 0]  # its law is exact where nobody was; the bounds below cover the rest
+            assert errors.size > 1000
+        values, seen = np.unique(errors, return_counts=True)
+        edges = _quantiles(noise.cdf(values), cells=20)
+        expected = np.diff(np.concatenate([[0.0], noise.cdf(values[edges]), [1.0]])) * errors.size
+        observed = np.add.reduceat(seen, np.concatenate([[0], edges + 1]))
+        assert stats.chisquare(observed, expected).pvalue > LEVEL
+
+    def test_noise_is_independent_between_counters_and_batches(self) -> None:
+        _, errors = self._errors(400)
+        if not errors.any() or self.depends_on_counts:
+            return
+        scores = errors / errors.std()
+        across = np.corrcoef(scores, rowvar=False)[np.triu_indices(errors.shape[1], 1)]
+        along = (scores[1:] * scores[:-1]).mean(axis=0)
+        for correlations in (across, along):
+            limit = stats.norm.isf(LEVEL / 2 / len(correlations)) / np.sqrt(len(errors))
+            assert np.abs(correlations).max() < 1.1 * limit
+
+    def test_the_declared_variance_is_not_exceeded(self) -> None:
+        releases, errors = self._errors(400)
+        worst = (errors**2).mean(axis=0).max()
+        assert worst <= releases[0].noise.variance * (1 + 6 * np.sqrt(2 / len(errors)))
+
+    @pytest.mark.parametrize("failure", [0.5, 0.05])
+    def test_the_error_bound_holds_at_its_rate(self, failure: float) -> None:
+        releases, errors = self._errors(400)
+        beyond = int((np.abs(errors) > releases[0].noise.bound(failure)).sum())
+        assert stats.binomtest(beyond, errors.size, failure, alternative="greater").pvalue > LEVEL
+
+    def test_total_variance_is_that_of_the_sum(self) -> None:
+        """Over 300 runs of 12 batches; a chi-square interval at the suite's level."""
+        sums = []
+        for seed in range(300):
+            privatizer = self.make(seed=seed)
+            releases = [privatizer.release(self._counts(index)) for index in range(12)]
+            sums.append(sum(release.values for release in releases) - 12 * self._counts().values)
+        spread, freedom = np.square(sums).mean(), np.size(sums)
+        if self.depends_on_counts:
+            assert spread <= releases[-1].total_variance
+            return
+        low, high = stats.chi2.interval(1 - LEVEL, freedom) / np.array(freedom)
+        assert low * releases[-1].total_variance <= spread <= high * releases[-1].total_variance
+
+    def test_same_seed_same_release(self) -> None:
+        first, again, other = (self.make(seed=seed).release(self._counts()).values for seed in (1, 1, 2))
+        np.testing.assert_array_equal(first, again)
+        assert np.array_equal(first, other) == (not (first - self._counts().values).any())
+
+    def test_a_batch_is_released_once(self) -> None:
+        privatizer = self.make()
+        privatizer.release(self._counts())
+        with pytest.raises(ContractError, match="batch 1 comes next"):
+            privatizer.release(self._counts())
+
+    def test_the_budget_is_recorded_before_anything_is_drawn(self) -> None:
+        """A ledger that cannot be written stops the release before a random number is used."""
+        privatizer = self.make()
+        if not isinstance(privatizer, BudgetedPrivatizer):
+            return
+        before = privatizer._rng.bit_generator.state
+        with mock.patch.object(privatizer.ledger, "record_all", side_effect=OSError("disk full")):
+            with pytest.raises(OSError, match="disk full"):
+                privatizer.release(self._counts())
+        assert privatizer._rng.bit_generator.state == before
+        assert privatizer.ledger.releases == []
+        privatizer.release(self._counts())
+        assert privatizer.ledger.releases == ["batch 0"]
+        assert 0 < privatizer.ledger.spent <= privatizer.budget.epsilon * (1 + 1e-9)
+
+    def test_noise_drawn_ahead_is_the_noise_of_the_releases(self) -> None:
+        if not self.make().draws_ahead:
+            return
+        query = CountQuery.everything(MDP_.problem(1))
+        ahead, variances = self.make(seed=4).noise_of_episodes(query, 7)
+        privatizer = self.make(seed=4)
+        nobody = np.zeros(query.size, dtype=np.int64)
+        releases = [privatizer.release(Counts(full_batch(MDP_, 1, index=i), nobody)) for i in range(7)]
+        if len(variances):
+            np.testing.assert_array_equal(ahead, [release.values for release in releases])
+            np.testing.assert_allclose(variances, [release.total_variance for release in releases], rtol=1e-12)
+        else:
+            assert not any(release.values.any() for release in releases)
+
+    def test_the_certificate_states_the_budget(self) -> None:
+        privatizer = self.make()
+        certificate = privatizer.certificate(CountQuery.everything(MDP_.problem(1)))
+        if not isinstance(privatizer, BudgetedPrivatizer):
+            assert certificate is None
+            return
+        assert certificate is not None
+        assert 0 < certificate.epsilon <= privatizer.budget.epsilon * (1 + 1e-9)
+        assert certificate.delta == privatizer.budget.delta
+
+
+def _quantiles(cumulative: FloatArray, cells: int) -> IntArray:
+    """Indices that cut the values into cells of about equal declared probability."""
+    cuts = np.searchsorted(cumulative, np.arange(1, cells) / cells)
+    return np.unique(cuts[cuts < len(cumulative) - 1])

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shufflerl import envs, privatizers
+from shufflerl.counts import Batch, CountQuery
+from shufflerl.episodes import EpisodeStretch
+from shufflerl.errors import ContractError, InvalidInputError, PrivacyWarning
+from shufflerl.learners.ucbvi import UCBVI
+from shufflerl.loop import learn
+from shufflerl.mdp import MDP
+from shufflerl.population import CountPopulation
+from shufflerl.privacy.accounting import Budget, calibrate_gaussian, privacy_loss
+from shufflerl.privacy.ledger import Ledger
+from shufflerl.privacy.noise import GaussianNoise
+from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
+from shufflerl.privatizers.central import CentralToeplitz, CentralTree, Continual
+from tests.contracts.privatizer import MDP_, PrivatizerContract, learner
+from tests.examples import full_batch, random_mdp, random_mixture
+
+BUDGET = Budget(1.0, 1e-6)
+
+
+def _make(name: str, seed: int, ledger: Ledger | None, **parameters: object) -> Privatizer:
+    budget = {"epsilon": BUDGET.epsilon, "delta": BUDGET.delta}
+    return privatizers.make(name, learner(), **budget, seed=seed, ledger=ledger, **parameters)
+
+
+class TestNone(PrivatizerContract):
+    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+        return privatizers.make("none")
+
+
+class TestShuffle(PrivatizerContract):
+    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+        return _make("shuffle", seed, ledger)
+
+
+class TestShuffleWithDropouts(PrivatizerContract):
+    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+        return _make("shuffle", seed, ledger, gamma=0.8, participations=2)
+
+
+class TestShufflePaper(PrivatizerContract):
+    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+        return _make("shuffle-paper", seed, ledger)
+
+
+class TestCentral(PrivatizerContract):
+    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+        return _make("central", seed, ledger)
+
+
+class TestLocal(PrivatizerContract):
+    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+        return _make("local", seed, ledger)
+
+
+class TestLocalSampled(PrivatizerContract):
+    depends_on_counts = True
+
+    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+        return _make("local-sampled", seed, ledger)
+
+
+class _ContinualContract(PrivatizerContract):
+    """Increments of continual counting are correlated in time on purpose, and their law changes with it."""
+
+    kind: type[Continual]
+
+    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+        return self.kind(learner(), BUDGET, seed, ledger=ledger)
+
+    def _errors(self, count: int):  # type: ignore[no-untyped-def]
+        """Standardised, by each batch's own declared law."""
+        releases, truth = self._releases(count)
+        errors = np.stack([(release.values - truth) / release.noise.sd for release in releases])
+        standard = [type(r)(r.batch, r.values, GaussianNoise(1.0), r.total_variance) for r in releases]
+        return standard, errors
+
+    def test_noise_is_independent_between_counters_and_batches(self) -> None:
+        """Between counters it is."""
+        running = np.cumsum([r.values for r in self._releases(400)[0]], axis=0)
+        steps = np.diff(running, axis=0)[::16]
+        across = np.corrcoef(steps, rowvar=False)[np.triu_indices(steps.shape[1], 1)]
+        assert np.abs(across).max() < 0.8
+
+
+class TestToeplitz(_ContinualContract):
+    kind = CentralToeplitz
+
+    def test_it_is_unbiased(self) -> None:
+        """Single batches of many runs: along one run the errors cancel, which is the point of the mechanism."""
+        errors = []
+        for seed in range(200):
+            release = self.make(seed).release(self._counts())
+            errors.append((release.values - self._counts().values) / release.noise.sd)
+        assert abs(np.mean(errors)) < 4.5 / np.sqrt(np.size(errors))
+
+
+class TestTree(_ContinualContract):
+    kind = CentralTree
+
+    def test_it_is_unbiased(self) -> None:
+        TestToeplitz.test_it_is_unbiased(self)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [CentralToeplitz, CentralTree])
+def test_continual_counting_is_a_factorisation_of_running_sums(kind: type[Continual]) -> None:
+    """The noise of T running sums is L z with A = L R, ||R||_{1->2} accounted: rebuilt here from white noise.
+
+    The covariance of the running sums must be s^2 L L^T for a factorisation of the matrix of ones, and one batch's
+    column R e_t must have norm at most the one accounted for. Checked through the privacy of the whole release:
+    e_t shifts all running sums from t on by one, and its Mahalanobis length is what an attacker gains.
+    """
+    batches = 12
+    learner_ = UCBVI(MDP_.problem(batches), 0)
+    query = CountQuery.everything(MDP_.problem(1))
+    draws = [kind(learner_, BUDGET, seed).noise_of_episodes(query, batches)[0] for seed in range(1500)]
+    running = np.cumsum(draws, axis=1)  # run, batch, counter: counters are independent copies
+    covariance = np.einsum("rtc,rsc->ts", running, running) / (running.shape[0] * running.shape[2])
+    sd = calibrate_gaussian(BUDGET, query.changed_counters).sd
+    worst = max(
+        np.sqrt(shift @ np.linalg.solve(covariance, shift))
+        for shift in (np.arange(batches) >= t for t in range(batches))
+    )
+    assert worst == pytest.approx(1 / sd, rel=0.05)  # no more than one Gaussian release gains, and not less
+    declared = kind(learner_, BUDGET, 0).noise_of_episodes(query, batches)[1]
+    np.testing.assert_allclose(np.diag(covariance), declared, rtol=0.08)
+
+
+def test_continual_counting_of_twenty_thousand_batches_stays_within_its_factor() -> None:
+    """Noise of a running sum in units of one release's: at most 4.3 (square root), 14.5 (tree)."""
+    learner_ = UCBVI(MDP_.problem(20_000), 0)
+    one = calibrate_gaussian(BUDGET, CountQuery.everything(MDP_.problem(1)).changed_counters).sd
+    for kind, most in ((CentralToeplitz, 4.3), (CentralTree, 14.5)):
+        privatizer = kind(learner_, BUDGET, 0)
+        factors = np.sqrt(privatizer._factors(0, 20_000))
+        assert factors.max() <= most
+        _, variances = privatizer.noise_of_episodes(CountQuery.everything(MDP_.problem(1)), 3)
+        np.testing.assert_allclose(np.sqrt(variances) / one, factors[:3])
+
+
+def test_continual_counting_refuses_what_it_was_not_set_up_for() -> None:
+    learner_ = UCBVI(MDP_.problem(3), 0)
+    privatizer = CentralToeplitz(learner_, BUDGET, 0)
+    users = CountPopulation(MDP_, 0)
+    privatizer.release(users.play(full_batch(MDP_, 1)))
+    other = Batch(1, 1, random_mixture(MDP_, 1, 0), CountQuery(MDP_.problem(1), [0], []))
+    with pytest.raises(ContractError, match="one query"):
+        privatizer.release(users.play(other))
+    for index in (1, 2):
+        privatizer.release(users.play(full_batch(MDP_, 1, index=index)))
+    with pytest.raises(ContractError, match="3 batches"):
+        privatizer.release(users.play(full_batch(MDP_, 1, index=3)))
+    big = UCBVI(random_mdp(0, states=40).problem(10**6), 0)
+    with pytest.raises(InvalidInputError, match="central-tree"):
+        CentralToeplitz(big, BUDGET, 0).noise_of_episodes(big.query, 1)
+
+
+def test_central_picks_what_suits_the_learner() -> None:
+    running = UCBVI(MDP_.problem(100), 0)
+    assert isinstance(privatizers.make("central", running, epsilon=1, delta=1e-6, seed=0), CentralToeplitz)
+    assert not isinstance(privatizers.make("central", learner(), epsilon=1, delta=1e-6, seed=0), Continual)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "shuffle-paper", "central", "central-tree", "local"])
+def test_compiled_episodes_equal_the_loop_with_noise_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> tuple[np.ndarray, float]:
+        learner_ = UCBVI(MDP_.problem(1500), 0)
+        privatizer = privatizers.make(name, learner_, epsilon=5.0, delta=1e-6, seed=1)
+        history = learn(learner_, CountPopulation(MDP_, 2), privatizer)
+        assert isinstance(privatizer, BudgetedPrivatizer)
+        assert len(privatizer.ledger.releases) == 1500
+        return history.regret, learner_.noise_variance
+
+    compiled, variance = run()
+    monkeypatch.setattr(EpisodeStretch, "if_possible", lambda *_: None)
+    plain, same_variance = run()
+    np.testing.assert_array_equal(compiled, plain)
+    assert variance == pytest.approx(same_variance)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in privatizers.PRIVATIZERS])
+def test_ucbvi_runs_with_every_privatizer_and_loses_less_with_a_larger_budget(name: str) -> None:
+    mdp = envs.make("riverswim")
+    assert isinstance(mdp, MDP)
+    regrets = []
+    for epsilon in (1e-2, 8.0):
+        learner_ = UCBVI(mdp.problem(2000), 0, batch=20)
+        budget = {} if name == "none" else {"epsilon": epsilon, "delta": 1e-6, "seed": 1}
+        privatizer = privatizers.make(name, learner_, **budget)  # type: ignore[arg-type]
+        regrets.append(learn(learner_, CountPopulation(mdp, 2), privatizer).total_regret)
+    if name in ("shuffle", "central"):
+        assert regrets[1] < 0.9 * regrets[0]
+
+
+def test_shuffle_noise_serves_honest_users_alone() -> None:
+    """With gamma = 1/2 the noise of half of the users is already enough."""
+    query = CountQuery.everything(MDP_.problem(1))
+    full, half = (privatizers.make("shuffle", learner(), epsilon=1, delta=1e-6, seed=0, gamma=g) for g in (1.0, 0.5))
+    noises = [p.release(CountPopulation(MDP_, 0).play(full_batch(MDP_, 10))).noise for p in (full, half)]
+    assert noises[1].variance == pytest.approx(2 * noises[0].variance)
+    certificates = [p.certificate(query) for p in (full, half)]
+    assert certificates[0] is not None
+    assert certificates[1] is not None
+    assert certificates[1].epsilon == certificates[0].epsilon
+    assert certificates[1].honest_fraction == 0.5
+
+
+def test_the_papers_constants_are_charged_what_they_truly_cost() -> None:
+    query = CountQuery.everything(MDP_.problem(1))
+    certificate = _make("shuffle-paper", 0, None).certificate(query)
+    assert certificate is not None
+    assert certificate.epsilon < 0.1 * BUDGET.epsilon
+
+
+def test_participations_compose() -> None:
+    query = CountQuery.everything(MDP_.problem(1))
+    once, thrice = (_make("shuffle", 0, None, participations=m).certificate(query) for m in (1, 3))
+    assert once is not None
+    assert thrice is not None
+    assert thrice.noise_sd > 1.6 * once.noise_sd
+    from shufflerl.privacy.noise import PoissonNoise
+
+    composed = privacy_loss(PoissonNoise(thrice.noise_sd**2), query.changed_counters, 3)
+    assert composed.epsilon(BUDGET.delta) == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("shuffle", {"gamma": 0.0}, "gamma is 0.0"),
+        ("shuffle", {"gamma": 1.5}, "gamma is 1.5"),
+        ("shuffle", {"participations": 0}, "participations is 0"),
+        ("shufle", {}, "Did you mean 'shuffle'"),
+        ("central", {"gamma": 0.5}, "no parameter 'gamma'"),
+        ("shuffle", {"epsilon": 0}, "epsilon is 0"),
+        ("shuffle", {"epsilon": float("inf")}, "epsilon is inf"),
+        ("shuffle", {"delta": 1.0}, "delta is 1.0"),
+        ("shuffle", {"delta": -1e-5}, "delta is -1e-05"),
+        ("shuffle", {"epsilon": None}, "needs a learner, epsilon, delta and seed"),
+    ],
+)
+def test_bad_parameters_are_refused(name: str, parameters: dict[str, object], message: str) -> None:
+    fields = {"epsilon": 1.0, "delta": 1e-6, "seed": 0} | parameters
+    with pytest.raises(InvalidInputError, match=message):
+        privatizers.make(name, learner(), **fields)  # type: ignore[arg-type]
+
+
+def test_none_takes_no_budget() -> None:
+    with pytest.raises(InvalidInputError, match="takes no epsilon"):
+        privatizers.make("none", epsilon=1.0)
+
+
+def test_weak_budgets_are_allowed_with_a_warning() -> None:
+    with pytest.warns(PrivacyWarning, match="epsilon is 12"):
+        privatizers.make("central", learner(), epsilon=12.0, delta=1e-9, seed=0)
+    with pytest.warns(PrivacyWarning, match="publishing the data"):
+        privatizers.make("central", learner(), epsilon=1.0, delta=1e-3, seed=0)
