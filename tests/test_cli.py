@@ -79,9 +79,49 @@ def test_an_environment_without_a_table_is_played(call: Call) -> None:
     assert 0 < figures["reward_per_episode"] <= 5
 
 
+def test_a_private_run_carries_its_certificate(call: Call) -> None:
+    options = ("--privatizer", "shuffle", "--epsilon", "1", "--learner-param", "batch=100")
+    code, text = call("run", "riverswim", "--episodes", "500", *options, "--json")
+    assert code == 0
+    figures = json.loads(text)
+    assert figures["certificate"]["epsilon"] == pytest.approx(1.0, abs=1e-3)
+    assert figures["certificate"]["delta"] == 1e-5
+    assert figures["certificate"]["changed_counters"] == 22
+    code, text = call("run", "riverswim", "--episodes", "500", *options, "--privatizer-param", "gamma=0.5")
+    assert code == 0
+    assert "shuffle (gamma=0.5)" in text
+    assert "differential privacy, shuffle model, noise sd 24.78" in text
+
+
+def test_calibrate(call: Call) -> None:
+    code, text = call("calibrate", "--epsilon", "1", "--delta", "1e-5", "--horizon", "6", "--json")
+    assert code == 0
+    figures = json.loads(text)
+    keys = {"epsilon", "delta", "changed_counters", "lambda", "noise_sd", "messages_per_user"}
+    assert set(figures) == keys | {"paper"}
+    assert set(figures["paper"]) == keys
+    code, text = call("calibrate", "--epsilon", "1")
+    assert "353.9" in text
+
+
+def test_certify(call: Call) -> None:
+    code, text = call("certify", "--lambda", "307.2", "--delta", "1e-5", "--horizon", "6", "--json")
+    assert code == 0
+    assert json.loads(text)["epsilon"] == pytest.approx(1.0, abs=1e-3)
+    code, text = call("certify", "--lambda", "307.2")
+    assert "differential privacy in the shuffle model" in text
+    assert "honest shuffler" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("calibrate", "--epsilon", "-1"), "epsilon is -1.0"),
+        (("calibrate", "--epsilon", "1", "--delta", "1e-15"), "the accountant's rounding error"),
+        (("calibrate", "--epsilon", "1", "--gamma", "2"), "gamma is 2.0"),
+        (("certify", "--lambda", "0"), "mean of the noise is 0.0"),
+        (("run", "riverswim", "--privatizer", "shuffle"), "needs a budget; give epsilon"),
+        (("run", "riverswim", "--epsilon", "1"), "takes no epsilon"),
         (("run", "riverswin"), "no environment 'riverswin'. Did you mean 'riverswim'?"),
         (("run", "riverswim", "--learner", "ucbiv"), "Did you mean 'ucbvi'?"),
         (("run", "riverswim", "--privatizer", "non"), "Did you mean 'none'?"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -22,9 +24,10 @@ from tests.examples import full_batch, random_mdp, random_mixture
 BUDGET = Budget(1.0, 1e-6)
 
 
-def _make(name: str, seed: int, ledger: Ledger | None, **parameters: object) -> Privatizer:
-    budget = {"epsilon": BUDGET.epsilon, "delta": BUDGET.delta}
-    return privatizers.make(name, learner(), **budget, seed=seed, ledger=ledger, **parameters)
+def _make(name: str, seed: int, ledger: Ledger | None, **parameters: Any) -> Privatizer:
+    return privatizers.make(
+        name, learner(), epsilon=BUDGET.epsilon, delta=BUDGET.delta, seed=seed, ledger=ledger, **parameters
+    )
 
 
 class TestNone(PrivatizerContract):
@@ -240,7 +243,8 @@ def test_participations_compose() -> None:
         ("shuffle", {"epsilon": float("inf")}, "epsilon is inf"),
         ("shuffle", {"delta": 1.0}, "delta is 1.0"),
         ("shuffle", {"delta": -1e-5}, "delta is -1e-05"),
-        ("shuffle", {"epsilon": None}, "needs a learner, epsilon, delta and seed"),
+        ("shuffle", {"seed": None}, "needs the learner it serves and a seed"),
+        ("shuffle", {"epsilon": None}, "needs a budget"),
     ],
 )
 def test_bad_parameters_are_refused(name: str, parameters: dict[str, object], message: str) -> None:

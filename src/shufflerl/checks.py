@@ -49,6 +49,13 @@ def real(name: str, value: Any, *, above: float = -math.inf, below: float = math
     return number
 
 
+def fraction(name: str, value: Any) -> float:
+    """A number above 0 and at most 1."""
+    if value == 1:
+        return 1.0
+    return real(name, value, above=0.0, below=1.0)
+
+
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """One of a few words."""
     if value not in allowed:

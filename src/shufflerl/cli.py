@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,11 +61,16 @@ def run(
     episodes: Annotated[int, typer.Option(help="Episodes K, one user each.")] = 20_000,
     seeds: Annotated[int, typer.Option(help="How many seeds to run.")] = 1,
     seed: Annotated[int, typer.Option(help="The first seed; the others follow.", metavar="FIRST")] = 0,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of every user; not with `none`.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Probability of privacy failure.", show_default="1e-5")] = None,
     env_param: Annotated[
         list[str] | None, typer.Option(help="Environment parameter, repeatable.", metavar="K=V")
     ] = None,
     learner_param: Annotated[
         list[str] | None, typer.Option(help="Learner parameter, repeatable.", metavar="K=V")
+    ] = None,
+    privatizer_param: Annotated[
+        list[str] | None, typer.Option(help="Privatizer parameter, repeatable.", metavar="K=V")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Save a figure of the regret curves here.", metavar="FILE")] = None,
@@ -76,14 +82,18 @@ def run(
     from shufflerl.learners import LEARNERS
     from shufflerl.privatizers import PRIVATIZERS
 
-    PRIVATIZERS.entry(privatizer)
+    if privatizer != "none" and delta is None:
+        delta = 1e-5
     setting = Setting(
         env=env,
         learner=learner,
         privatizer=privatizer,
         episodes=episodes,
+        epsilon=epsilon,
+        delta=delta,
         env_parameters=ENVIRONMENTS.parse(env, env_param or ()),
         learner_parameters=LEARNERS.parse(learner, learner_param or ()),
+        privatizer_parameters=PRIVATIZERS.parse(privatizer, privatizer_param or ()),
     )
     count, first = checks.whole("seeds", seeds, least=1), checks.whole("seed", seed, least=0)
     runs = _run_with_progress(setting, range(first, first + count), quiet=as_json)
@@ -97,6 +107,82 @@ def run(
 
         regret_curve(setting, runs, plot)
         typer.echo(f"Figure saved to {plot}", err=as_json)
+
+
+Horizon = Annotated[int, typer.Option(help="Steps in an episode, H.")]
+Delta = Annotated[float, typer.Option(help="Probability of privacy failure.")]
+Gamma = Annotated[float, typer.Option(help="Fraction of users assumed to add their noise, in (0, 1].")]
+States = Annotated[int, typer.Option(help="Number of states, X.")]
+Actions = Annotated[int, typer.Option(help="Number of actions, A.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")],
+    delta: Delta = 1e-5,
+    horizon: Horizon = 6,
+    states: States = 4,
+    actions: Actions = 2,
+    users: Annotated[int, typer.Option(help="Users in a batch; only the number of messages depends on it.")] = 1000,
+    gamma: Gamma = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Say how much noise a budget needs, by exact accounting and by the paper's constants."""
+    from shufflerl.privacy.sizing import size_up
+
+    figures = size_up(epsilon, delta, horizon=horizon, states=states, actions=actions, users=users, gamma=gamma)
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "exact accounting", "the paper's constants", box=None, pad_edge=False)
+    rows = {
+        "epsilon": ("true epsilon", "{:.4g}"),
+        "delta": ("delta", "{:g}"),
+        "changed_counters": ("counters a replaced user changes", "{:,}"),
+        "lambda": ("noise tags per counter (lambda)", "{:,.1f}"),
+        "noise_sd": ("noise standard deviation", "{:,.1f}"),
+        "messages_per_user": ("messages per user", "{:,.1f}"),
+    }
+    for key, (label, form) in rows.items():
+        table.add_row(f"[bold]{label}[/]", form.format(figures[key]), form.format(figures["paper"][key]))
+    Console().print(table)
+
+
+@app.command()
+def certify(
+    poisson_mean: Annotated[float, typer.Option("--lambda", help="Mean number of noise tags per counter and batch.")],
+    delta: Delta = 1e-5,
+    horizon: Horizon = 6,
+    gamma: Gamma = 1.0,
+    participations: Annotated[int, typer.Option(help="Batches that one user may take part in.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Print the certificate of a given noise in the shuffle model."""
+    from shufflerl.privacy.sizing import certificate_of
+
+    certificate = certificate_of(poisson_mean, delta, horizon=horizon, gamma=gamma, participations=participations)
+    typer.echo(json.dumps(certificate.as_dict()) if as_json else str(certificate))
+
+
+@app.command()
+def audit(
+    epsilon: Annotated[float, typer.Option(help="Privacy budget to audit at.")] = 1.0,
+    delta: Delta = 1e-5,
+    samples: Annotated[int, typer.Option(help="Transcripts to play of each of two neighbouring batches.")] = 8000,
+    as_json: AsJson = False,
+) -> None:
+    """Attack the real protocol and report the privacy loss that can be shown; fails if it exceeds the claim."""
+    from shufflerl.privacy.accounting import Budget
+    from shufflerl.privacy.audit import audit as attack
+
+    report = attack(Budget(epsilon, delta), samples=samples)
+    typer.echo(json.dumps(report.as_dict()) if as_json else str(report))
+    if not report.passed:
+        raise typer.Exit(1)
 
 
 def _run_with_progress(setting: Setting, seeds: range, *, quiet: bool) -> list[Run]:
@@ -130,7 +216,10 @@ def _print_summary(figures: dict[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_row("environment", _with_parameters(figures["env"], figures["env_parameters"]))
     table.add_row("learner", _with_parameters(figures["learner"], figures["learner_parameters"]))
-    table.add_row("privatizer", figures["privatizer"])
+    table.add_row("privatizer", _with_parameters(figures["privatizer"], figures["privatizer_parameters"]))
+    if (certificate := figures["certificate"]) is not None:
+        guarantee = f"({certificate['epsilon']:.4g}, {certificate['delta']:g})-differential privacy"
+        table.add_row("guarantee", f"{guarantee}, {certificate['model']} model, noise sd {certificate['noise_sd']:.4g}")
     table.add_row("episodes", f"{episodes:,} x {seeds} seed{'s' * (seeds > 1)}")
     if regret["mean"] is None:
         table.add_row("regret", "unknown: this environment has no transition table")
@@ -151,6 +240,7 @@ def _with_parameters(name: str, parameters: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the command line; a mistake of the user's ends in one clear line, not in a traceback."""
+    warnings.showwarning = lambda message, *_: print(f"shufflerl: warning: {message}", file=sys.stderr)
     try:
         app()
     except ShuffleRLError as error:

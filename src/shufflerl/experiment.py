@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from shufflerl import checks, envs, learners, privatizers
+from shufflerl.counts import CountQuery
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MDP
 from shufflerl.population import CountPopulation, Population, TrajectoryPopulation
+from shufflerl.privacy.certificate import Certificate
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,11 @@ class Setting:
     learner: str
     privatizer: str
     episodes: int
+    epsilon: float | None = None
+    delta: float | None = None
     env_parameters: dict[str, Any] = field(default_factory=dict)
     learner_parameters: dict[str, Any] = field(default_factory=dict)
+    privatizer_parameters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.whole("episodes", self.episodes, least=1)
@@ -39,13 +44,14 @@ class Run:
     seed: int
     optimal_value: float | None
     history: History
+    certificate: Certificate | None
     seconds: float
 
 
 def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
     """Run a setting once. Environment, users, noise and learner get streams of their own, all from one seed."""
     checks.whole("seed", seed, least=0)
-    for_env, for_users, _for_noise, for_learner = np.random.SeedSequence(seed).spawn(4)
+    for_env, for_users, for_noise, for_learner = np.random.SeedSequence(seed).spawn(4)
     environment = envs.make(setting.env, for_env, **setting.env_parameters)
     population: Population
     if isinstance(environment, MDP):
@@ -54,10 +60,18 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
         population, optimal_value = TrajectoryPopulation(environment, for_users), None
     problem = environment.problem(setting.episodes)
     learner = learners.make(setting.learner, problem, for_learner, **setting.learner_parameters)
-    privatizer = privatizers.make(setting.privatizer)
+    privatizer = privatizers.make(
+        setting.privatizer,
+        learner,
+        epsilon=setting.epsilon,
+        delta=setting.delta,
+        seed=for_noise,
+        **setting.privatizer_parameters,
+    )
     began = time.perf_counter()
     history = learn(learner, population, privatizer, progress=progress)
-    return Run(seed, optimal_value, history, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return Run(seed, optimal_value, history, privatizer.certificate(CountQuery.everything(problem)), seconds)
 
 
 def run_seeds(
@@ -79,6 +93,9 @@ def summary(setting: Setting, runs: list[Run]) -> dict[str, Any]:
         "learner": setting.learner,
         "learner_parameters": setting.learner_parameters,
         "privatizer": setting.privatizer,
+        "privatizer_parameters": setting.privatizer_parameters,
+        "epsilon": setting.epsilon,
+        "delta": setting.delta,
         "episodes": setting.episodes,
         "seeds": len(runs),
         "first_seed": runs[0].seed,
@@ -90,6 +107,6 @@ def summary(setting: Setting, runs: list[Run]) -> dict[str, Any]:
         "reward_per_episode": float(np.mean([run.history.reward.sum() for run in runs])) / setting.episodes,
         "switches": {"mean": float(np.mean([run.history.switches for run in runs]))},
         "optimal_value": float(np.mean(optima)) if known else None,
-        "certificate": None,
+        "certificate": None if runs[0].certificate is None else runs[0].certificate.as_dict(),
         "seconds": sum(run.seconds for run in runs),
     }

@@ -130,9 +130,9 @@ class PrivatizerContract:
         if not isinstance(privatizer, BudgetedPrivatizer):
             return
         before = privatizer._rng.bit_generator.state
-        with mock.patch.object(privatizer.ledger, "record_all", side_effect=OSError("disk full")):
-            with pytest.raises(OSError, match="disk full"):
-                privatizer.release(self._counts())
+        full = mock.patch.object(privatizer.ledger, "record_all", side_effect=OSError("disk full"))
+        with full, pytest.raises(OSError, match="disk full"):
+            privatizer.release(self._counts())
         assert privatizer._rng.bit_generator.state == before
         assert privatizer.ledger.releases == []
         privatizer.release(self._counts())

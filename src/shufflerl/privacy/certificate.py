@@ -37,12 +37,13 @@ NEIGHBOURS = "Two runs are neighbours if one user's whole trajectory is replaced
 class Certificate:
     """(epsilon, delta)-differential privacy for every user of a run.
 
-    `epsilon` is what the mechanism truly costs, by the accountant, at `delta`; it is at most `budget_epsilon`.
+    `epsilon` is what the mechanism truly costs, by the accountant, at `delta`; it is at most `budget_epsilon`, if one
+    was set.
     """
 
     epsilon: float
     delta: float
-    budget_epsilon: float
+    budget_epsilon: float | None
     model: str
     mechanism: str
     noise_sd: float
@@ -67,7 +68,7 @@ class Certificate:
         lines = [
             f"({self.epsilon:.4g}, {self.delta:g})-differential privacy in the {self.model} model",
             "",
-            f"  budget       epsilon {self.budget_epsilon:g}, delta {self.delta:g}",
+            *([] if self.budget_epsilon is None else [f"  budget       epsilon {self.budget_epsilon:g}"]),
             f"  mechanism    {self.mechanism}",
             f"  noise        standard deviation {self.noise_sd:,.4g} on each counter of a batch",
             f"  sensitivity  a replaced user changes {self.changed_counters} counters by one",

@@ -76,10 +76,8 @@ def _noise_tags(protocol: Protocol) -> IntArray:
         return randomness.uniform(size, randomness.poisson(size * protocol.rate))
     bits = protocol.noise.trials // protocol.users
     if protocol.noise.probability == 0.5:
-        numbers = [randomness.fair_bits(bits) for _ in range(size)]
-    else:
-        numbers = [int(randomness.bernoulli(protocol.rate)) for _ in range(size)]
-    return np.repeat(np.arange(size), numbers)
+        return np.repeat(np.arange(size), [randomness.fair_bits(bits) for _ in range(size)])
+    return np.flatnonzero(randomness.bernoulli(protocol.rate, size))
 
 
 def shuffle(reports: Iterable[IntArray]) -> IntArray:

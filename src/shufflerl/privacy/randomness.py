@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from shufflerl.checks import IntArray
+from shufflerl.checks import BoolArray, IntArray
 
 
 def uniform(bound: int, size: int) -> IntArray:
@@ -35,31 +35,40 @@ def permutation(size: int) -> IntArray:
             return order.astype(np.int64)
 
 
-def bernoulli(probability: Fraction) -> bool:
-    """True with exactly this probability."""
-    return secrets.randbelow(probability.denominator) < probability.numerator
+def bernoulli(probability: Fraction, size: int) -> BoolArray:
+    """Independent events, each of exactly this probability.
+
+    Compare 32 random bits with the first 32 of the probability; only where all agree do further bits decide.
+    """
+    first, rest = divmod(probability.numerator << 32, probability.denominator)
+    if first >> 32:  # probability one
+        return np.ones(size, dtype=np.bool_)
+    drawn = np.frombuffer(os.urandom(4 * size), dtype=np.uint32)
+    happens = drawn < first
+    for tie in (drawn == first).nonzero()[0]:
+        happens[tie] = secrets.randbelow(probability.denominator) < rest
+    return happens
 
 
 def poisson(mean: Fraction) -> int:
-    """A Poisson count, as a sum of independent pieces of mean at most one half."""
-    pieces = -(-2 * mean.numerator // mean.denominator)
-    return sum(_small_poisson(mean / pieces) for _ in range(pieces))
+    """A Poisson count, as the sum of equal independent pieces of mean at most one half, by von Neumann's method.
 
-
-def _small_poisson(mean: Fraction) -> int:
-    """Poisson for a mean below one, by von Neumann's method.
-
-    Draw g with P(g) = (1 - mean) mean^g and keep it if g random keys happen to be in order, which has probability 1/g!:
-    what is kept has P(g) proportional to mean^g / g!.
+    A piece of mean m climbs: it rises one step with probability m and survives its j-th step with probability 1/j. It
+    stops at height g alive with probability (1 - m) m^g / g!; pieces that did not survive start again, so that heights
+    have probabilities in proportion to m^g / g!, which is Poisson's law. Only how many pieces do what matters.
     """
-    while True:
-        count = 0
-        factorial = 1
-        while bernoulli(mean):
-            count += 1
-            factorial *= count
-        if secrets.randbelow(factorial) == 0:
-            return count
+    pieces = -(-2 * mean.numerator // mean.denominator)
+    piece = mean / max(pieces, 1)
+    waiting, total = pieces, 0
+    while waiting:
+        climbing, height, waiting = waiting, 0, 0
+        while climbing:
+            rising = int(bernoulli(piece, climbing).sum())
+            total += height * (climbing - rising)
+            height += 1
+            climbing = int(bernoulli(Fraction(1, height), rising).sum())
+            waiting += rising - climbing
+    return total
 
 
 def fair_bits(count: int) -> int:

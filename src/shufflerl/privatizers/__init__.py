@@ -53,8 +53,10 @@ def make(
             raise InvalidInputError("The privatizer 'none' protects nothing and takes no epsilon or delta; drop them.")
         privatizer: Privatizer = PRIVATIZERS.make(name, **parameters)
         return privatizer
-    if learner is None or epsilon is None or delta is None or seed is None:
-        raise InvalidInputError(f"The privatizer {name!r} needs a learner, epsilon, delta and seed; give all four.")
+    if epsilon is None or delta is None:
+        raise InvalidInputError(f"The privatizer {name!r} needs a budget; give epsilon (say 1) and delta (say 1e-5).")
+    if learner is None or seed is None:
+        raise InvalidInputError(f"The privatizer {name!r} needs the learner it serves and a seed; give both.")
     privatizer = PRIVATIZERS.make(name, learner, Budget(epsilon, delta), seed, ledger=ledger, **parameters)
     return privatizer
 

@@ -39,7 +39,7 @@ class Shuffle(AdditivePrivatizer):
         ledger: Ledger | None = None,
     ) -> None:
         super().__init__(learner, budget, seed, participations=participations, ledger=ledger)
-        self.gamma = checks.real("gamma", gamma, above=0.0, below=math.nextafter(1.0, 2.0))
+        self.gamma = checks.fraction("gamma", gamma)
 
     @property
     def honest_fraction(self) -> float:

@@ -1,0 +1,261 @@
+"""The samplers on the operating system's randomness: their argument exactly, their output by chi-square.
+
+Nothing here can be seeded; every chi-square test fails a right sampler with probability 1e-7.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from shufflerl.checks import BoolArray
+from shufflerl.privacy import randomness
+
+LEVEL = 1e-7
+
+
+def assert_fits(values: Iterable[int], probability: Callable[[int], float], most: int) -> None:
+    """Chi-square of whole numbers against a law on 0, 1, ...; what is above `most` or rare shares one cell."""
+    counted = Counter(values)
+    draws = counted.total()
+    cells = [value for value in range(most + 1) if draws * probability(value) >= 50]
+    observed = np.array([counted[value] for value in cells])
+    expected = draws * np.array([probability(value) for value in cells])
+    rest, rest_expected = draws - observed.sum(), draws - expected.sum()
+    if rest_expected < 1e-6:
+        assert rest == 0
+    else:
+        assert stats.poisson.sf(rest - 1, rest_expected) > LEVEL
+    if len(cells) > 1:
+        assert stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(cells)) > LEVEL
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 10, 24])
+def test_uniform_numbers_are_uniform(bound: int) -> None:
+    drawn = randomness.uniform(bound, 20_000)
+    assert drawn.dtype == np.int64
+    assert drawn.shape == (20_000,)
+    assert_fits(drawn.tolist(), lambda value: 1 / bound if value < bound else 0.0, bound - 1)
+
+
+def test_uniform_numbers_reject_what_would_favour_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the largest multiple of the bound a key is drawn again; below it every remainder has as many keys."""
+    bound = 3  # 2^64 = 1 (mod 3), so the last key is one too many
+    keys = iter([2**64 - 1, 2**64 - 2, 0])
+
+    def urandom(size: int) -> bytes:
+        return b"".join(next(keys).to_bytes(8, "little") for _ in range(size // 8))
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    assert randomness.uniform(bound, 2).tolist() == [(2**64 - 2) % bound, 0]
+
+
+def test_nothing_is_drawn_for_nothing() -> None:
+    assert randomness.uniform(5, 0).tolist() == []
+    assert randomness.permutation(0).tolist() == []
+    assert randomness.permutation(1).tolist() == [0]
+    assert randomness.bernoulli(Fraction(1, 3), 0).tolist() == []
+    assert randomness.poisson(Fraction(0)) == 0
+    assert randomness.fair_bits(0) == 0
+
+
+def test_permutations_are_uniform() -> None:
+    ranks = {order: i for i, order in enumerate(itertools.permutations(range(4)))}
+    drawn = [ranks[tuple(randomness.permutation(4).tolist())] for _ in range(12_000)]
+    assert_fits(drawn, lambda value: 1 / 24 if value < 24 else 0.0, 23)
+
+
+@given(size=st.integers(0, 300))
+@settings(max_examples=30, deadline=None)
+def test_a_permutation_is_one(size: int) -> None:
+    assert sorted(randomness.permutation(size).tolist()) == list(range(size))
+
+
+def test_a_permutation_is_drawn_again_when_keys_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ties would be broken by the sort, in favour of the order in which the messages came."""
+    keys = iter([[7, 7, 1], [3, 2, 1]])
+
+    def urandom(size: int) -> bytes:
+        return np.array(next(keys), dtype=np.uint64).tobytes()
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    assert randomness.permutation(3).tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("probability", [Fraction(1, 1000), Fraction(1, 3), Fraction(0.46), Fraction(999, 1000)])
+def test_bernoulli_events_have_their_probability(probability: Fraction) -> None:
+    happened = int(randomness.bernoulli(probability, 50_000).sum())
+    assert stats.binomtest(happened, 50_000, float(probability)).pvalue > LEVEL
+
+
+def test_certain_events() -> None:
+    assert randomness.bernoulli(Fraction(1), 1000).all()
+    assert not randomness.bernoulli(Fraction(0), 1000).any()
+
+
+@given(probability=st.fractions(0, 1).filter(lambda probability: probability < 1))
+@settings(deadline=None)
+def test_bernoulli_probabilities_are_exact(probability: Fraction) -> None:
+    """The first 32 bits decide, or on a tie a second draw does; together they have exactly the probability."""
+    first = math.floor(probability * 2**32)
+    on_tie = probability * 2**32 - first
+    favourable = on_tie * probability.denominator
+    assert favourable.denominator == 1
+
+    def happens(draw: int, second: int | None = None) -> bool:
+        def randbelow(choices: int) -> int:
+            assert second is not None
+            assert choices == probability.denominator
+            return second
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "urandom", lambda size: draw.to_bytes(size, "little"))
+            patch.setattr(secrets, "randbelow", randbelow)
+            return bool(randomness.bernoulli(probability, 1)[0])
+
+    assert all(happens(draw) for draw in {0, first - 1} if 0 <= draw < first)
+    assert not any(happens(draw) for draw in {first + 1, 2**32 - 1} if first < draw < 2**32)
+    for second in {0, int(favourable) - 1, int(favourable), probability.denominator - 1} - {-1}:
+        assert happens(first, second) == (second < favourable)
+
+
+@pytest.mark.parametrize("mean", [Fraction(1, 1000), Fraction(1, 4), Fraction(1, 2), Fraction(4, 5), Fraction(37, 10)])
+def test_small_poisson_counts_follow_their_law(mean: Fraction) -> None:
+    drawn = [randomness.poisson(mean) for _ in range(6000)]
+    assert_fits(drawn, lambda value: float(stats.poisson.pmf(value, float(mean))), 40)
+
+
+def test_large_poisson_counts_follow_their_law() -> None:
+    mean = Fraction(514.3)
+    drawn = [randomness.poisson(mean) for _ in range(6000)]
+    width = 6  # neighbouring counts in one cell
+    law = stats.poisson(float(mean))
+    assert_fits(
+        [count // width for count in drawn],
+        lambda cell: float(law.cdf(cell * width + width - 1) - law.cdf(cell * width - 1)),
+        200,
+    )
+
+
+class _OneBranch:
+    """Stands in for `bernoulli`: follows a script of outcomes of single events and multiplies their probabilities."""
+
+    class TooShort(Exception):
+        """The script ends before the sampler does."""
+
+    def __init__(self, script: tuple[bool, ...]) -> None:
+        self.script, self.used, self.probability = script, 0, Fraction(1)
+
+    def __call__(self, probability: Fraction, size: int) -> BoolArray:
+        outcomes = []
+        for _ in range(size):
+            if probability == 1:
+                outcomes.append(True)
+                continue
+            if self.used == len(self.script):
+                raise self.TooShort
+            outcomes.append(self.script[self.used])
+            self.probability *= probability if outcomes[-1] else 1 - probability
+            self.used += 1
+        return np.array(outcomes, dtype=np.bool_)
+
+
+def branches(mean: Fraction, depth: int) -> dict[int, Fraction]:
+    """Exact probability of every Poisson count the sampler reaches within so many events."""
+    reached: dict[int, Fraction] = {}
+    scripts: list[tuple[bool, ...]] = [()]
+    while scripts:
+        branch = _OneBranch(scripts.pop())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(randomness, "bernoulli", branch)
+            try:
+                count = randomness.poisson(mean)
+            except _OneBranch.TooShort:
+                if branch.used < depth:
+                    scripts += [(*branch.script, outcome) for outcome in (False, True)]
+                continue
+        reached[count] = reached.get(count, Fraction(0)) + branch.probability
+    return reached
+
+
+@pytest.mark.parametrize("mean", [Fraction(1, 2), Fraction(1, 7)])
+def test_one_piece_of_a_poisson_count_has_exactly_its_law(mean: Fraction) -> None:
+    """Heights alive at the first attempt are (1-m) m^g / g!; the whole tree sums up to Poisson's law from below."""
+    reached = branches(mean, depth=12)
+    unexplored = 1 - sum(reached.values())
+    assert 0 < unexplored < Fraction(1, 100)
+    for count in range(4):
+        exact = math.exp(-mean) * float(mean) ** count / math.factorial(count)
+        assert float(reached[count]) <= exact + 1e-12
+        assert exact <= float(reached[count] + unexplored) + 1e-12
+
+
+def test_first_attempts_of_a_piece_have_the_probabilities_of_the_argument() -> None:
+    """Up to height 3, with no restart, as exact fractions: proportional to m^g / g!."""
+    mean = Fraction(2, 5)
+
+    def alive(height: int) -> Fraction:
+        script: list[bool] = []
+        for step in range(1, height + 1):
+            script += [True] if step == 1 else [True, True]  # rise; survive, which is certain at the first step
+        branch = _OneBranch((*script, False))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(randomness, "bernoulli", branch)
+            assert randomness.poisson(mean) == height
+        return branch.probability
+
+    for height in range(6):
+        assert alive(height) == (1 - mean) * mean**height / math.factorial(height)
+
+
+@given(mean=st.fractions(0, 50).filter(lambda mean: mean > 0))
+@settings(deadline=None, max_examples=50)
+def test_pieces_add_up_to_the_mean(mean: Fraction) -> None:
+    asked: list[tuple[Fraction, int]] = []
+
+    def never(probability: Fraction, size: int) -> BoolArray:
+        asked.append((probability, size))
+        return np.zeros(size, dtype=np.bool_)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(randomness, "bernoulli", never)
+        assert randomness.poisson(mean) == 0
+    piece, pieces = asked[0]
+    assert piece * pieces == mean
+    assert piece <= Fraction(1, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+def test_fair_bits_are_binomial(count: int) -> None:
+    drawn = [randomness.fair_bits(count) for _ in range(10_000)]
+    assert_fits(drawn, lambda value: float(stats.binom.pmf(value, count, 0.5)), count)
+
+
+def test_no_sampler_takes_a_seed_or_a_generator() -> None:
+    public = [
+        f for name, f in inspect.getmembers(randomness, inspect.isfunction) if f.__module__ == randomness.__name__
+    ]
+    assert {f.__name__ for f in public} >= {"uniform", "permutation", "bernoulli", "poisson", "fair_bits"}
+    for function in public:
+        assert {parameter.annotation for parameter in inspect.signature(function).parameters.values()} <= {
+            "int",
+            "Fraction",
+        }
+
+
+def test_two_runs_differ() -> None:
+    """Two rows of twenty 62-bit numbers agree with probability 2^-1240."""
+    first, second = (randomness.uniform(2**62, 20).tolist() for _ in range(2))
+    assert first != second
