@@ -7,6 +7,7 @@ what is spent is the most that any cohort has spent. Releases to one cohort comp
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sqlite3
@@ -112,9 +113,8 @@ class Ledger:
                 ) from None
 
     def _fits(self, charges: list[Charge]) -> bool:
-        if len(set(charges)) == 1:  # the very comparison that calibration certifies
-            loss = privacy_loss(charges[0].noise, charges[0].changed, len(charges))
-            return loss.delta(self.budget.epsilon) <= self.budget.delta
+        if len(set(charges)) == 1:
+            return _fits_alone(charges[0], len(charges), self.budget)
         return self._epsilon(charges) <= self.budget.epsilon
 
     def _refusal(self, names: list[str], before: list[Charge], asked: list[Charge]) -> str:
@@ -188,6 +188,12 @@ class _Transaction:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+@functools.lru_cache(maxsize=1024)
+def _fits_alone(charge: Charge, times: int, budget: Budget) -> bool:
+    """The very comparison that calibration certifies; remembered, as the batches of a run are mostly alike."""
+    return privacy_loss(charge.noise, charge.changed, times).delta(budget.epsilon) <= budget.delta
 
 
 def _to_text(charge: Charge) -> str:
