@@ -376,7 +376,7 @@ def shortcomings(counts: Counts, private: PrivateCounts) -> set[str]:
 
 def beyond(counts: Counts, release: Release, limit: float) -> bool:
     """Whether some counter or some estimate of N is off by more than the limit."""
-    off = Release(counts.batch, release.values - counts.values, release.noise, release.total_variance)
+    off = Release(counts.batch, release.values - counts.values, release.noise, release.added_variance)
     return bool(max(np.abs(off.values).max(), np.nanmax(np.abs(visits(off).estimate))) > limit)
 
 

@@ -81,7 +81,9 @@ def _state_visits(
         visits[0], variance[0] = users * start, 0.0  # everybody starts there
     excess = (visits.sum(axis=-1) - users)[:, None]
     total = variance.sum(axis=-1, keepdims=True)
-    return visits - np.divide(variance, total, out=np.zeros_like(variance), where=total > 0) * excess
+    share = np.divide(variance, total, out=np.zeros_like(variance), where=total > 0)
+    balanced: FloatArray = visits - share * excess
+    return balanced
 
 
 def _cells_to_margins(moves: FloatArray, cells: BoolArray, rows: FloatArray, columns: FloatArray) -> FloatArray:

@@ -32,6 +32,11 @@ class Model:
     sampling: FloatArray
     noise: FloatArray
 
+    @property
+    def arrays(self) -> tuple[FloatArray, FloatArray, BoolArray, FloatArray, FloatArray]:
+        """Everything, in the order in which compiled functions take it."""
+        return self.transitions, self.rewards, self.known, self.sampling, self.noise
+
 
 class Evidence:
     """Weighted sums of releases: what a model is made of. Steps that a release did not ask add nothing."""

@@ -1,0 +1,292 @@
+"""The theorem where it bites: SDP-PE with the paper's constants on RiverSwim, for as many users as it needs.
+
+Counts of 1e17 users cost what counts of 100 do, so the algorithm can be run literally until it eliminates policies.
+`python -m shufflerl.experiments.theorem [OUT]` runs the sweep in half a minute, prints its table and draws its figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shufflerl import envs, planning, privatizers
+from shufflerl.checks import FloatArray
+from shufflerl.counts import CountQuery
+from shufflerl.errors import InvalidInputError, PrivacyWarning
+from shufflerl.estimation import precision
+from shufflerl.history import History
+from shufflerl.learners.radius import PaperRadius
+from shufflerl.learners.sdp_pe import SDPPE
+from shufflerl.loop import learn
+from shufflerl.mdp import MDP
+from shufflerl.population import CountPopulation
+from shufflerl.privacy.accounting import Budget, calibrate
+from shufflerl.privacy.noise import Silent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+#: Episodes: 1e5 to 1e17 in half decades.
+EPISODES = tuple(round(10 ** (half / 2)) for half in range(10, 35))
+#: Privacy budgets; None is no privacy.
+EPSILONS: tuple[float | None, ...] = (None, 1.0)
+#: Of the budgets. So many users would be promised less; one delta for all keeps their E comparable.
+DELTA = 1e-5
+SEEDS = (1, 2, 3)
+
+#: log2 of the optimal policies: 4 tie, and each may act in any of 2^6 ways where no user can get.
+ONLY_OPTIMA = 8
+
+CAPTION = (
+    "What to see: with the constants of the proof nothing is eliminated at first and every episode costs as much as "
+    "the one before. Then regret bends, and once only optimal policies are left it hardly grows: by the logarithm of K "
+    "in the radius. Privacy raises E, how far a count may be off, and with it delays the bend and lifts the plateau; "
+    "it costs nothing after that, so its price is additive."
+)
+
+_GREY = "#555555"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one K and epsilon, one for each seed; figures are means unless they say otherwise."""
+
+    episodes: int
+    epsilon: float | None
+    regret: float
+    log2_policies: float  # left in the end
+    first_elimination: float | None  # episodes played by then; None if some run never eliminated
+    switches: int  # the most
+    precision: float  # E: how far any count may be off
+    optimum_kept: bool  # whether every run kept an optimal policy
+
+
+def sweep(
+    episodes: Sequence[int] = EPISODES,
+    epsilons: Sequence[float | None] = EPSILONS,
+    seeds: Sequence[int] = SEEDS,
+    policies: str = "enumerated",
+) -> list[Row]:
+    """Run the paper's constants for every budget and K; one row for each, budget by budget."""
+    return [_row(k, epsilon, seeds, policies) for epsilon in epsilons for k in episodes]
+
+
+def _row(episodes: int, epsilon: float | None, seeds: Sequence[int], policies: str) -> Row:
+    mdp = _riverswim()
+    runs = [_run(mdp, episodes, epsilon, seed, policies) for seed in seeds]
+    learners = [learner for _, learner in runs]
+    firsts = [first for learner in learners if (first := _first_elimination(learner)) is not None]
+    return Row(
+        episodes=episodes,
+        epsilon=epsilon,
+        regret=float(np.mean([history.total_regret for history, _ in runs])),
+        log2_policies=float(np.mean([learner.policies.log2_size for learner in learners])),
+        first_elimination=float(np.mean(firsts)) if len(firsts) == len(runs) else None,
+        switches=max(history.switches for history, _ in runs),
+        precision=_precision(learners[0], epsilon),
+        optimum_kept=all(_keeps_optimum(learner, mdp) for learner in learners),
+    )
+
+
+def _riverswim() -> MDP:
+    mdp = envs.make("riverswim")
+    assert isinstance(mdp, MDP)
+    return mdp
+
+
+def _run(mdp: MDP, episodes: int, epsilon: float | None, seed: int, policies: str) -> tuple[History, SDPPE]:
+    for_users, for_noise, for_learner = np.random.SeedSequence(seed).spawn(3)
+    learner = SDPPE(mdp.problem(episodes), for_learner, constants="paper", policies=policies)
+    if epsilon is None:
+        privatizer = privatizers.make("none")
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # DELTA says why
+            privatizer = privatizers.make("shuffle", learner, epsilon=epsilon, delta=DELTA, seed=for_noise)
+    return learn(learner, CountPopulation(mdp, for_users), privatizer), learner
+
+
+def _first_elimination(learner: SDPPE) -> int | None:
+    """Episodes played by the end of the first stage that eliminated something."""
+    for stage, record in enumerate(learner.trace):
+        if record.eliminated > 0:
+            return sum(learner.stages[: stage + 1])
+    return None
+
+
+def _precision(learner: SDPPE, epsilon: float | None) -> float:
+    """E of the releases of fine exploration, on which policies are judged."""
+    assert isinstance(learner.radius, PaperRadius)
+    query = CountQuery.everything(learner.problem)
+    noise = Silent() if epsilon is None else calibrate(Budget(epsilon, DELTA), query.changed_counters)
+    return precision(noise, query, learner.radius.failure)
+
+
+def _keeps_optimum(learner: SDPPE, mdp: MDP) -> bool:
+    _, value = learner.policies.best(mdp.transitions, mdp.rewards, mdp.start, np.random.default_rng(0))
+    return math.isclose(value, mdp.optimal_value, abs_tol=1e-12)
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows for a terminal."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    columns = ("K", "epsilon", "regret", "log2 policies left", "first elimination", "switches", "E", "optimum kept")
+    for column in columns:
+        shown.add_column(column, justify="right")
+    for row in rows:
+        shown.add_row(
+            f"{row.episodes:.1e}",
+            "no privacy" if row.epsilon is None else f"{row.epsilon:g}",
+            f"{row.regret:.2e}",
+            f"{row.log2_policies:.1f}",
+            "none" if row.first_elimination is None else f"{row.first_elimination:.1e}",
+            str(row.switches),
+            f"{row.precision:.0f}",
+            "yes" if row.optimum_kept else "no",
+        )
+    return shown
+
+
+def draw(rows: list[Row]) -> Figure:
+    """The figure: regret above and policies left below, against K. The first budget is the one to compare with."""
+    from shufflerl.plots import COLOURS  # first: it says what to install where matplotlib is missing
+
+    # isort: split
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.6, 7.4), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    _draw_references(above, below, np.array(sorted({row.episodes for row in rows}), dtype=np.float64))
+    budgets = [
+        [row for row in rows if row.epsilon == epsilon] for epsilon in dict.fromkeys(row.epsilon for row in rows)
+    ]
+    for place, (own, colour) in enumerate(zip(budgets, COLOURS, strict=False)):
+        width = 1.8 if place else 3.0  # the first shows beneath the others where they agree
+        look: dict[str, Any] = {"color": colour, "linewidth": width, "marker": "os^D"[place], "markersize": 2.4 * width}
+        episodes = [row.episodes for row in own]
+        above.plot(episodes, [row.regret for row in own], label=_name(own[-1]), **look)
+        below.plot(episodes, [row.log2_policies for row in own], **look)
+        _mark_first_elimination(above, below, own, colour)
+    for own in budgets[1:]:
+        _mark_price(above, budgets[0][-1], own[-1])
+    above.set(xscale="log", yscale="log", ylabel="expected regret of all K episodes")
+    above.set_title("SDP-PE with the paper's constants on RiverSwim", loc="left")
+    above.legend(frameon=False, loc="upper left")
+    below.set(xlabel="episodes K", ylabel="log₂ of policies left", ylim=(6, 25), yticks=range(8, 25, 4))
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    return figure
+
+
+def _draw_references(above: Axes, below: Axes, episodes: FloatArray) -> None:
+    """What acting at random loses, the theorem's leading term, and the number of optimal policies."""
+    mdp = _riverswim()
+    at_random = planning.policy_values(
+        mdp.transitions.mean(axis=2, keepdims=True),
+        mdp.rewards.mean(axis=2, keepdims=True),
+        mdp.start,
+        np.zeros((1, mdp.horizon, mdp.n_states), dtype=np.int32),
+    )
+    lost = mdp.optimal_value - at_random[0]
+    leading = math.sqrt(mdp.n_states * mdp.n_actions * mdp.horizon**3)
+    above.plot(episodes, lost * episodes, color=_GREY, linewidth=1.2, label="never learning: slope 1")
+    above.plot(
+        episodes, leading * np.sqrt(episodes), color=_GREY, linewidth=1.2, linestyle="--", label="√(XAH³K): slope ½"
+    )
+    below.axhline(ONLY_OPTIMA, color=_GREY, linewidth=1.2)
+    below.annotate(
+        "only optimal policies left:\n4, each with 2⁶ ways to act\nwhere no user can get",
+        (episodes[0], ONLY_OPTIMA),
+        xytext=(0, 6),
+        textcoords="offset points",
+        color=_GREY,
+        fontsize="small",
+    )
+
+
+def _mark_first_elimination(above: Axes, below: Axes, own: list[Row], colour: str) -> None:
+    first = min((row.first_elimination for row in own if row.first_elimination is not None), default=None)
+    if first is None:
+        return
+    for axes in (above, below):
+        axes.axvline(first, color=colour, linewidth=1, linestyle=":")
+    above.annotate(
+        f"first elimination:\nepisode {_power(first)}",
+        (first, 0.03),
+        xycoords=("data", "axes fraction"),
+        xytext=(5, 0),
+        textcoords="offset points",
+        color=colour,
+        fontsize="small",
+    )
+
+
+def _mark_price(axes: Axes, free: Row, private: Row) -> None:
+    """What the private plateau has more than the other."""
+    axes.annotate(
+        "",
+        (private.episodes, private.regret),
+        (free.episodes, free.regret),
+        arrowprops={"arrowstyle": "<->", "shrinkA": 5, "shrinkB": 4, "color": _GREY},
+    )
+    axes.annotate(
+        f"privacy costs {_power(private.regret - free.regret)} more, once",
+        (private.episodes, math.sqrt(private.regret * free.regret)),
+        xytext=(-8, 0),
+        textcoords="offset points",
+        horizontalalignment="right",
+        verticalalignment="center",
+    )
+
+
+def _name(row: Row) -> str:
+    budget = "no privacy" if row.epsilon is None else f"ε = {row.epsilon:g}"
+    return f"{budget} (E = {row.precision:.0f})"
+
+
+def _power(value: float) -> str:
+    digits, exponent = f"{value:.1e}".split("e")
+    return rf"${digits} \times 10^{{{int(exponent)}}}$"
+
+
+def main() -> None:
+    """Run the sweep, print its table and write its figure."""
+    from rich.console import Console
+
+    parser = argparse.ArgumentParser(prog="python -m shufflerl.experiments.theorem", description=CAPTION)
+    parser.add_argument("out", nargs="?", type=_figure_path, default=Path("out/theorem.png"), help="figure to write")
+    out: Path = parser.parse_args().out
+    from shufflerl.plots import save_figure  # before the sweep: it needs matplotlib
+
+    rows = sweep()
+    console = Console()
+    console.print(table(rows))
+    console.print(f"\n{CAPTION}")
+    try:
+        save_figure(draw(rows), out)
+    except InvalidInputError as reason:
+        parser.error(str(reason))
+    console.print(f"Figure saved to {out}.")
+
+
+def _figure_path(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"cannot write {path.name!r}; use a name ending in .png, .svg or .pdf")
+    return path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Confidence on an estimated model: bounds on Q, and which actions are worse than the incumbent beyond doubt.
+
+Every function takes the model as the arrays of `estimation.model.Model`: transitions, rewards, known, sampling, noise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+
+from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.kernels import compiled
+from shufflerl.mdp import PolicyArray
+
+
+@compiled
+def row_variance(
+    h: int,
+    x: int,
+    a: int,
+    gradient: FloatArray,
+    slope: float,
+    transitions: FloatArray,
+    rewards: FloatArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+) -> float:
+    """Variance, by the delta method, of slope * r + sum_x' gradient(x') P(x') as estimated in one row.
+
+    A row that was hardly ever visited may show no spread at all; one more outcome, spread evenly, is added to it.
+    """
+    doubt = min(1.0, sampling[h, x, a])
+    r = rewards[h, x, a]
+    paid = max(r * (1.0 - r), 0.25 * doubt)
+    spread = 0.0
+    reach = 0.0
+    if h < len(rewards) - 1:
+        mean = 0.0
+        for y in range(len(gradient)):
+            mean += transitions[h, x, a, y] * gradient[y]
+        for y in range(len(gradient)):
+            deviation = gradient[y] - mean
+            spread += transitions[h, x, a, y] * deviation * deviation
+            reach += deviation * deviation
+        spread += doubt * reach / len(gradient)
+    return float(sampling[h, x, a] * (spread + slope * slope * paid) + noise[h, x, a] * (reach + 0.5 * slope * slope))
+
+
+@compiled
+def bounded_plan(
+    rng: Generator,
+    allowed: BoolArray,
+    deviations: float,
+    transitions: FloatArray,
+    rewards: FloatArray,
+    known: BoolArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+) -> tuple[PolicyArray, FloatArray, FloatArray]:
+    """The policy of allowed actions that is best for Q plus so many deviations of its row, that Q and its V.
+
+    Unknown rows are worth all that can still be earned, or nothing when `deviations` is negative. Ties at random.
+    """
+    horizon, states, actions = rewards.shape
+    policy = np.zeros((horizon, states), dtype=np.int32)
+    q = np.full((horizon, states, actions), -np.inf)
+    value = np.zeros((horizon + 1, states))
+    for h in range(horizon - 1, -1, -1):
+        most = float(horizon - h)
+        for x in range(states):
+            best = -np.inf
+            ties = 0
+            for a in range(actions):
+                if not allowed[h, x, a]:
+                    continue
+                if known[h, x, a]:
+                    total = rewards[h, x, a]
+                    if h < horizon - 1:
+                        for y in range(states):
+                            total += transitions[h, x, a, y] * value[h + 1, y]
+                    if deviations != 0.0:
+                        variance = row_variance(h, x, a, value[h + 1], 1.0, transitions, rewards, sampling, noise)
+                        total += deviations * np.sqrt(variance)
+                    total = min(most, max(0.0, total))
+                else:
+                    total = 0.0 if deviations < 0.0 else most
+                q[h, x, a] = total
+                if total > best:
+                    best = total
+                    ties = 1
+                    policy[h, x] = a
+                elif total == best:
+                    ties += 1
+                    if rng.random() * ties < 1.0:
+                        policy[h, x] = a
+            value[h, x] = best
+    return policy, q, value
+
+
+@compiled
+def incumbent_value(
+    incumbent: PolicyArray, transitions: FloatArray, rewards: FloatArray, known: BoolArray
+) -> FloatArray:
+    """value[h, x] of a policy from step h on, unknown rows worth nothing; one step past the last, zeros."""
+    horizon, states, _ = rewards.shape
+    value = np.zeros((horizon + 1, states))
+    for h in range(horizon - 1, -1, -1):
+        for x in range(states):
+            a = incumbent[h, x]
+            if known[h, x, a]:
+                total = rewards[h, x, a]
+                if h < horizon - 1:
+                    for y in range(states):
+                        total += transitions[h, x, a, y] * value[h + 1, y]
+                value[h, x] = total
+    return value
+
+
+@compiled
+def standard_error(
+    h: int,
+    x: int,
+    a: int,
+    incumbent: PolicyArray,
+    value: FloatArray,
+    rival: PolicyArray,
+    rival_value: FloatArray,
+    curvature: float,
+    deviations: float,
+    transitions: FloatArray,
+    rewards: FloatArray,
+    known: BoolArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+) -> float:
+    """What to allow for the estimated gap, from (h, x) on, between the incumbent and a followed by the rival.
+
+    Both are read off the same model, so errors they share cancel: `deviations` standard errors of the difference, row
+    by row along both paths, plus `curvature` times a second-order term that counts where rows are thin.
+    """
+    horizon, states, _ = rewards.shape
+    ours = np.zeros(states)
+    theirs = np.zeros(states)
+    ours[x] = theirs[x] = 1.0
+    gradient = np.empty(states)
+    variance = 0.0
+    thin = 0.0
+    for k in range(h, horizon):
+        ours_next = np.zeros(states)
+        theirs_next = np.zeros(states)
+        for z in range(states):
+            i = int(incumbent[k, z])
+            j = a if k == h else int(rival[k, z])
+            p = ours[z] if known[k, z, i] else 0.0
+            q = theirs[z] if known[k, z, j] else 0.0
+            for second in range(1 if i == j else 2):
+                # One row where both act alike; else first ours, then theirs.
+                action = j if second else i
+                mine = 0.0 if second else p
+                other = q if second or i == j else 0.0
+                if mine == 0.0 and other == 0.0:
+                    continue
+                for y in range(states):
+                    gradient[y] = mine * value[k + 1, y] - other * rival_value[k + 1, y]
+                variance += row_variance(k, z, action, gradient, mine - other, transitions, rewards, sampling, noise)
+                thin += abs(mine - other) * (horizon - k) * sampling[k, z, action]
+            if k < horizon - 1:
+                for y in range(states):
+                    ours_next[y] += p * transitions[k, z, i, y]
+                    theirs_next[y] += q * transitions[k, z, j, y]
+        ours = ours_next
+        theirs = theirs_next
+    return float(deviations * np.sqrt(variance) + curvature * thin)
+
+
+@compiled
+def dominated(
+    allowed: BoolArray,
+    incumbent: PolicyArray,
+    rival: PolicyArray,
+    rival_q: FloatArray,
+    rival_value: FloatArray,
+    deviations: float,
+    curvature: float,
+    transitions: FloatArray,
+    rewards: FloatArray,
+    known: BoolArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+) -> BoolArray:
+    """Which allowed, known actions a at (h, x) the incumbent beats there beyond doubt.
+
+    The rival is the best of the allowed policies with unknown rows worth all that can still be earned (`rival_q`,
+    `rival_value`); the incumbent's unknown rows are worth nothing.
+    """
+    value = incumbent_value(incumbent, transitions, rewards, known)
+    drop = np.zeros(allowed.shape, dtype=np.bool_)
+    for h in range(allowed.shape[0]):
+        for x in range(allowed.shape[1]):
+            for a in range(allowed.shape[2]):
+                gap = value[h, x] - rival_q[h, x, a]
+                if allowed[h, x, a] and known[h, x, a] and a != incumbent[h, x] and gap > 0:
+                    drop[h, x, a] = gap > standard_error(
+                        h,
+                        x,
+                        a,
+                        incumbent,
+                        value,
+                        rival,
+                        rival_value,
+                        curvature,
+                        deviations,
+                        transitions,
+                        rewards,
+                        known,
+                        sampling,
+                        noise,
+                    )
+    return drop

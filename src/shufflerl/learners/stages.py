@@ -1,0 +1,69 @@
+"""The stages of SDP-PE: how many users each gets, and what happened in it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shufflerl.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One finished stage, in figures."""
+
+    stage: int
+    users: int
+    log2_policies: float  # in the set when the stage began
+    coverage_ratio: float  # worst-case coverage of the design over the number of reachable (h, x, a); 1 is optimal
+    radius: float  # half of what a policy must lose by to be eliminated; nan where every action has its own
+    best_value: float  # of the set's best policy, as estimated
+    eliminated: float  # log2 of how many times fewer policies are left
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name."""
+        return asdict(self)
+
+    def in_words(self) -> str:
+        """The stage told to a reader."""
+        coverage = f"the fine mixture covered every reachable pair within {self.coverage_ratio:.2f} of the optimum"
+        if self.coverage_ratio != self.coverage_ratio:  # nan: no design was made
+            coverage = "every user was given the best policy so far"
+        verdict = (
+            "No policy was bad enough to go."
+            if self.eliminated == 0
+            else f"Of 2^{self.log2_policies:.1f} policies, 2^{self.log2_policies - self.eliminated:.1f} stayed."
+        )
+        margin = (
+            "each action had to be worse than the incumbent beyond its own standard error"
+            if self.radius != self.radius
+            else f"a policy had to be {2 * self.radius:.4g} worse than the best"
+        )
+        return (
+            f"Stage {self.stage} asked {self.users:,} users; {coverage}. The best policy's value was estimated at "
+            f"{self.best_value:.4f}. To be eliminated, {margin}. {verdict}"
+        )
+
+
+def stage_users(episodes: int, first: int, base: float, commit: bool) -> list[int]:
+    """Users of each stage: 3 L_b with L_b = first * base^(b-1), the last stage taking all that is left.
+
+    The paper's line 3 sums one stage too many and goes negative; here every one of the K episodes is played. A last
+    stage that commits learns nothing, so it begins once it is worth at least 2.5 stages.
+    """
+    if episodes < 3:
+        raise InvalidInputError(f"episodes is {episodes}; one stage of SDP-PE needs at least 3.")
+    stages: list[int] = []
+    left = episodes
+    while left:
+        users = 3 * max(1, round(first * base ** len(stages)))
+        if users >= (0.4 * left if commit else left) or left - users < 3:
+            users = left
+        stages.append(users)
+        left -= users
+    return stages
+
+
+def split_evenly(users: int, parts: int) -> list[int]:
+    """As even as whole numbers allow, larger parts first."""
+    return [users // parts + (part < users % parts) for part in range(parts)]
