@@ -5,11 +5,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.progress import Progress, TaskID
 
 import shufflerl
-from shufflerl import cli
+from shufflerl import cli, experiment
+from shufflerl.experiment import Setting
 
 Call = Callable[..., tuple[object, str]]
 
@@ -30,6 +33,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 def test_version(call: Call) -> None:
     assert call("version") == (0, f"{shufflerl.__version__}\n")
+    assert call("--version") == (0, f"{shufflerl.__version__}\n")
 
 
 def test_envs_lists_every_environment(call: Call) -> None:
@@ -67,6 +71,54 @@ def test_run_prints_a_table_and_saves_a_figure(call: Call, tmp_path: Path) -> No
     assert "ucbvi (scale=0.2)" in text
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in figure.parent.iterdir()] == ["regret.png"]
+
+
+def test_json_stays_one_object_when_a_figure_is_saved(call: Call, tmp_path: Path) -> None:
+    code, text = call(*RUN, "--json", "--plot", str(tmp_path / "regret.svg"))
+    assert code == 0
+    assert json.loads(text)["env"] == "riverswim"
+    assert (tmp_path / "regret.svg").exists()
+
+
+@pytest.mark.parametrize("name", ["regret.nonsense", "file/regret.png"])
+def test_a_figure_that_cannot_be_saved_is_refused_before_the_run(
+    call: Call, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(experiment, "run_seeds", lambda *_: pytest.fail("it was run"))
+    code, text = call(*RUN, "--json", "--plot", str(tmp_path / name))
+    assert str(code).startswith("shufflerl: Cannot write ")
+    assert text == ""
+
+
+def test_progress_over_seeds_rises_to_the_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[float, float | None]] = []
+    update = Progress.update
+
+    def watched(self: Progress, task: TaskID, **fields: Any) -> None:
+        update(self, task, **fields)
+        seen.append((self.tasks[0].completed, self.tasks[0].total))
+
+    monkeypatch.setattr(Progress, "update", watched)
+    setting = Setting("riverswim", "ucbvi", "none", 300, learner_parameters={"batch": 100})
+    cli._run_with_progress(setting, range(5, 8), quiet=True)
+    assert seen == [(100.0 * step, 900) for step in range(1, 10)]
+
+
+def test_an_error_is_the_only_line_on_stderr() -> None:
+    command = [sys.executable, "-c", "from shufflerl.cli import main; main()", "run", "bandit", "--learner-param"]
+    done = subprocess.run([*command, "scale=-1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("shufflerl: scale is -1.0")
+
+
+def test_our_environments_are_known_to_gymnasium_in_any_order() -> None:
+    command = [sys.executable, "-c", "from shufflerl.cli import main; main()", "run", "gymnasium", "--episodes", "20"]
+    options = ["--env-param", "id=shufflerl/RiverSwim-v0", "--env-param", "horizon=3", "--json"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["regret"]["mean"] is None
 
 
 def test_an_environment_without_a_table_is_played(call: Call) -> None:
@@ -133,6 +185,13 @@ def test_certify(call: Call) -> None:
         (("run", "riverswim", "--seeds", "0"), "seeds is 0"),
         (("run", "riverswim", "--seed", "-1"), "seed is -1"),
         (("run", "gymnasium"), "needs the parameter 'id'"),
+        (("run", "riverswim", "--env-param", "n_states=100000"), "a table of transitions of 745 GiB"),
+        (("run", "random", "--env-param", "n_states=100000"), "a table of transitions of 894 GiB"),
+        (("run", "deepsea", "--env-param", "size=5000"), "a table of transitions of 1,863 GiB"),
+        (("run", "bandit", "--env-param", "n_actions=10000000000"), "a table of transitions of 75 GiB"),
+        (("run", "spectrum", "--env-param", "n_channels=5000"), "a table of transitions of"),
+        (("run", "riverswim", "--env-param", "horizon=3", "--env-param", "horizon=4"), "'horizon' of environment"),
+        (("run", "riverswim", "--episodes", "1" + "0" * 400), "at most 1000000000000000000"),
         (("run", "riverswim", "--episodes", "10", "--plot", "x.nonsense"), "Use a name ending in .png"),
     ],
 )

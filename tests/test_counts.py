@@ -141,6 +141,24 @@ def test_tags_out_of_range_are_refused(tag: int) -> None:
         CountQuery.everything(random_mdp(0).problem(1)).counter(tag)
 
 
+def test_what_was_asked_for_in_full_is_not_copied() -> None:
+    """A release of millions of counters would spend its time in copies."""
+    mdp = random_mdp(0)
+    batch = full_batch(mdp, 5)
+    given = np.arange(float(batch.query.size))
+    release = Release(batch, given, Silent(), 0.0)
+    assert release.values is given
+    assert all(np.shares_memory(table, given) for table in release.tables)
+    with pytest.raises(ValueError, match="read-only"):
+        release.tables[0][0, 0, 0, 0] = 1.0
+
+
+@pytest.mark.parametrize("states", [[[0, 1], [0]], [[0j]]])
+def test_trajectories_that_are_no_arrays_of_numbers_are_refused(states: object) -> None:
+    with pytest.raises(InvalidInputError, match="states is not an array of numbers"):
+        Trajectories(states, [[0]], [[0]])  # type: ignore[arg-type]
+
+
 def test_a_release_must_answer_the_batch_that_waits() -> None:
     mdp = random_mdp(0)
     batch, other = full_batch(mdp, 5), full_batch(mdp, 5, index=1)

@@ -20,6 +20,7 @@ from shufflerl.envs.bandit import clipped_normal_mean
 from shufflerl.errors import InvalidInputError, UnknownNameError
 from shufflerl.mdp import MDP
 from shufflerl.planning import optimal_q, policy_values
+from shufflerl.seeding import stream
 
 #: Parameters that an environment cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {"gymnasium": {"id": "FrozenLake-v1", "horizon": 5}}
@@ -61,7 +62,8 @@ class TestEveryEnvironment:
 
     @pytest.mark.parametrize("name", NAMES)
     def test_same_seed_same_mdp(self, name: str) -> None:
-        assert same(build(name, 7), build(name, np.random.SeedSequence(7)))
+        assert same(build(name, 7), build(name, 7))
+        assert same(build(name, np.random.SeedSequence(7)), build(name, np.random.SeedSequence(7)))
         assert same(build(name, 7), build(name, 8)) == (name not in DRAWN_AT_RANDOM)
         assert same(build(name, None), build(name, None)) == (name not in DRAWN_AT_RANDOM)
 
@@ -119,6 +121,15 @@ class TestMake:
         with pytest.raises(UnknownNameError, match=r"no environment 'riverswin'\. Did you mean 'riverswim'\?"):
             make("riverswin")
 
+    @pytest.mark.parametrize("name", [5, None, ["riverswim"]])
+    def test_a_name_that_is_none(self, name: Any) -> None:
+        with pytest.raises(UnknownNameError, match=r"There is no environment .* Known: bandit"):
+            make(name)
+
+    def test_what_the_caller_gives_is_not_the_users_to_choose(self) -> None:
+        with pytest.raises(UnknownNameError, match="environment 'random' has no parameter 'rng'"):
+            make("random", rng=np.random.default_rng(0))
+
     @pytest.mark.parametrize("wrong", [-1, 1.5, "7", True])
     def test_bad_seed(self, wrong: Any) -> None:
         with pytest.raises(InvalidInputError, match=f"^seed is {wrong!r}; expected a whole number of at least 0"):
@@ -135,6 +146,16 @@ class TestMake:
             "gymnasium", ['options={"is_slippery": false}', "reward_low=-1", "id=FrozenLake-v1"]
         )
         assert chosen == {"options": '{"is_slippery": false}', "reward_low": -1.0, "id": "FrozenLake-v1"}
+
+    def test_whole_numbers_are_read_exactly(self) -> None:
+        assert ENVIRONMENTS.parse("random", ["n_states=9007199254740993"]) == {"n_states": 9007199254740993}
+        assert ENVIRONMENTS.parse("random", ["n_states=1e3"]) == {"n_states": 1000}
+        with pytest.raises(InvalidInputError, match=r"is '2\.5'; expected int"):
+            ENVIRONMENTS.parse("random", ["n_states=2.5"])
+
+    def test_a_repeated_parameter_is_refused(self) -> None:
+        with pytest.raises(InvalidInputError, match="'n_states' of environment 'random' is given twice"):
+            ENVIRONMENTS.parse("random", ["n_states=3", "n_states=4"])
 
     def test_importing_environments_imports_nothing_heavy(self) -> None:
         program = (
@@ -187,7 +208,7 @@ class TestBandit:
         assert abs(expected[2] - 0.97) > 0.01, "clipping matters, so that the test would notice its absence"
 
     def test_without_differences_the_means_are_the_draw(self) -> None:
-        drawn = np.random.default_rng(3).uniform(0, 0.99, 20)
+        drawn = stream(3, "environment").uniform(0, 0.99, 20)
         assert np.array_equal(build("bandit", 3, sigma=0).rewards[0, 0], drawn)
         assert np.allclose(build("bandit", 3, sigma=1e-200).rewards[0, 0], drawn, atol=1e-12)
 
@@ -253,7 +274,7 @@ class TestDeepSea:
         # bsuite's step function, played on every sequence of actions: values differ by the same 0.01 always.
         size = 4
         mdp = build("deepsea", seed, size=size)
-        meaning = np.random.default_rng(seed).integers(2, size=(size, size))
+        meaning = stream(seed, "environment").integers(2, size=(size, size))
         for actions in itertools.product((0, 1), repeat=size):
             column, total = 0, 0.0
             for row, action in enumerate(actions):

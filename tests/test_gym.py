@@ -129,6 +129,7 @@ class TestOursInGymnasium:
             "import gymnasium; gymnasium.make('shufflerl.envs.gym:shufflerl/RiverSwim-v0')",
             "import gymnasium, shufflerl.envs; gymnasium.make('shufflerl/RiverSwim-v0')",
             "import shufflerl.envs.gym, gymnasium; gymnasium.make('shufflerl/RiverSwim-v0')",
+            "import shufflerl.envs as e, gymnasium; e.make('gymnasium', id='shufflerl/RiverSwim-v0', horizon=2)",
         ],
     )
     def test_found_in_a_fresh_interpreter(self, program: str) -> None:
@@ -207,7 +208,7 @@ class TestTables:
 
 
 class Scripted(gymnasium.Env[Any, Any]):
-    """Shows its observations one after another, pays its rewards, and terminates at the end of the list."""
+    """Shows its observations one after another, pays its rewards, and ends at the end of the list."""
 
     def __init__(
         self,
@@ -215,10 +216,11 @@ class Scripted(gymnasium.Env[Any, Any]):
         action_space: spaces.Space[Any] | None = None,
         observations: tuple[Any, ...] = (0, 1, 2),
         rewards: tuple[float, ...] = (1.0, -1.0),
+        truncates: bool = False,
     ) -> None:
         self.observation_space = observation_space or spaces.Discrete(3)
         self.action_space = action_space or spaces.Discrete(2)
-        self.observations, self.rewards, self.seen = observations, rewards, 0
+        self.observations, self.rewards, self.truncates, self.seen = observations, rewards, truncates, 0
         self.taken: list[int] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -230,7 +232,8 @@ class Scripted(gymnasium.Env[Any, Any]):
         self.taken.append(int(action))
         self.seen += 1
         over = self.seen == len(self.observations) - 1
-        return self.observations[self.seen], self.rewards[self.seen - 1], over, False, {}
+        ended = (over and not self.truncates, over and self.truncates)
+        return self.observations[self.seen], self.rewards[self.seen - 1], *ended, {}
 
 
 class TestSimulators:
@@ -296,6 +299,13 @@ class TestSimulators:
         played, _, rewards = simulator.play(np.zeros((3, states), dtype=np.int32), np.random.default_rng(0))
         assert played.tolist() == expected
         assert rewards[:2].tolist() == [1, 0]
+
+    @pytest.mark.parametrize("truncates", [False, True])
+    def test_an_episode_that_ends_by_itself_or_is_cut_off_stays_in_the_added_state(self, truncates: bool) -> None:
+        env = Scripted(truncates=truncates)
+        played, _, _ = GymSimulator(env, 5, -1, 1).play(np.zeros((5, 4), dtype=np.int32), np.random.default_rng(0))
+        assert played.tolist() == [0, 1, 3, 3, 3]
+        assert len(env.taken) == 2
 
     def test_actions_are_the_policys_and_shifted_to_the_space(self) -> None:
         env = Scripted(action_space=spaces.Discrete(3, start=10))

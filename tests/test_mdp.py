@@ -85,6 +85,11 @@ def _with(values: NDArray[np.float64], index: tuple[int, ...], value: float) -> 
         ("rewards", GOOD.rewards[0], r"rewards has shape \(3, 2\)"),
         ("rewards", np.empty((0, 3, 2)), "at least one step"),
         ("rewards", "high", "not an array of numbers"),
+        ("rewards", _with(GOOD.rewards, (2, 1, 1), 1.0000001), r"rewards\[2, 1, 1\] is 1.0000001; expected"),
+        ("rewards", GOOD.rewards + 0j, "rewards is not an array of numbers: it holds complex numbers"),
+        ("rewards", [[[0.5, 0.5], [0.5]]], "rewards is not an array of numbers"),
+        ("support", [[True], [True, False]], "support is not an array of numbers"),
+        ("start", [1 / 3, 1 / 3, 1 / 3 + 1e-6], r"start sums to 1\.000001; expected 1"),
         ("start", [0.5, 0.4, 0.0], "start sums to 0.9"),
         ("start", [1.0], r"start has shape \(1,\)"),
         ("support", np.zeros((2, 3, 2, 3)), "of bool"),
@@ -104,7 +109,7 @@ def test_bad_horizon_is_refused(horizon: object) -> None:
         homogeneous(GOOD.transitions[0], GOOD.rewards[0], horizon, GOOD.start)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("episodes", [0, -5, "many"])
+@pytest.mark.parametrize("episodes", [0, -5, "many", 10**18 + 1, pytest.param(10**5000, id="huge")])
 def test_bad_episodes_are_refused(episodes: object) -> None:
     with pytest.raises(InvalidInputError, match="episodes is"):
         Problem(2, 2, 2, episodes)  # type: ignore[arg-type]
@@ -119,11 +124,21 @@ def test_bad_episodes_are_refused(episodes: object) -> None:
         ([[0]], [1.0], "expected non-negative whole numbers"),
         ([[[-1]]], [1.0], "expected non-negative whole numbers"),
         ([[[0.5]]], [1.0], "expected non-negative whole numbers"),
+        ([[[2**32]]], [1.0], "uses an action 4294967296; expected numbers below"),
+        ([[[0, 1], [0]]], [1.0], "policies is not an array of numbers"),
+        ([[[0j]]], [1.0], "policies is not an array of numbers: it holds complex numbers"),
+        ([[[0]]], [1.0 + 0j], "weights is not an array of numbers: it holds complex numbers"),
     ],
 )
 def test_bad_mixture_is_refused(policies: object, weights: object, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         Mixture(policies, weights)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [(6, 10**6, 2), (1, 10**6, 2), (10**12, 1, 1)])
+def test_a_problem_that_no_memory_would_hold_is_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(InvalidInputError, match="make a table of transitions of"):
+        Problem(*sizes, episodes=1)
 
 
 def test_values_cannot_be_changed_after_they_were_checked() -> None:

@@ -134,9 +134,15 @@ def test_same_seed_same_counts() -> None:
         np.testing.assert_array_equal(first, second)
 
 
+def test_more_users_than_can_play_one_by_one_are_refused() -> None:
+    mdp = random_mdp(0)
+    with pytest.raises(InvalidInputError, match="use CountPopulation"):
+        TrajectoryPopulation(mdp, 0).play(full_batch(mdp, 10**7 + 1))
+
+
 def test_a_batch_of_another_problem_is_refused() -> None:
     mdp: MDP = random_mdp(0)
     with pytest.raises(InvalidInputError, match="expected"):
         CountPopulation(mdp, 0).play(full_batch(random_mdp(0, states=4), 3))
     with pytest.raises(InvalidInputError, match="more than"):
-        CountPopulation(mdp, 0).play(full_batch(mdp, 10**19))
+        CountPopulation(mdp, 0).play(Batch(0, 10**19, random_mixture(mdp, 1, 0), CountQuery.everything(mdp.problem(1))))

@@ -15,6 +15,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
+#: Tables of transitions above this size are refused before anything is allocated: a slip, not a problem to learn.
+MOST_BYTES = 4 * 2**30
+
 #: How far a row of probabilities may be from summing to one before it is refused (rounding, not modelling).
 SUM_TOLERANCE = 1e-8
 
@@ -27,7 +30,9 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     except TypeError:
         raise InvalidInputError(f"{name} is {value!r}; expected {expected}.") from None
     if isinstance(value, bool) or number < least or (most is not None and number > most):
-        raise InvalidInputError(f"{name} is {value!r}; expected {expected}.")
+        # Python refuses to print whole numbers of thousands of digits.
+        shown = repr(value) if abs(number) < 10**30 else f"about {'-' * (number < 0)}2^{number.bit_length()}"
+        raise InvalidInputError(f"{name} is {shown}; expected {expected}.")
     return number
 
 
@@ -35,7 +40,7 @@ def real(name: str, value: Any, *, above: float = -math.inf, below: float = math
     """A finite number strictly between the bounds, or on them when `closed`."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if (
         isinstance(value, bool)
@@ -63,12 +68,20 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return str(value)
 
 
+def plain(name: str, value: Any, kind: type[np.generic] | None = None) -> NDArray[Any]:
+    """An array of real numbers or truth values, of the given kind if there is one."""
+    try:
+        given = np.asarray(value, order="C")
+        if np.iscomplexobj(given):
+            raise TypeError("it holds complex numbers")
+        return given if kind is None else given.astype(kind, copy=False)
+    except (TypeError, ValueError, OverflowError) as reason:
+        raise InvalidInputError(f"{name} is not an array of numbers: {reason}.") from None
+
+
 def array(name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
     """A finite float array of the given shape; -1 stands for any positive length."""
-    try:
-        given = np.ascontiguousarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as reason:
-        raise InvalidInputError(f"{name} is not an array of numbers: {reason}.") from None
+    given: FloatArray = plain(name, value, np.float64)
     fits = given.ndim == len(shape) and all(want in (-1, have) for want, have in zip(shape, given.shape, strict=True))
     if not fits:
         wanted = tuple("any" if want == -1 else want for want in shape)
@@ -84,7 +97,7 @@ def probabilities(name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
     given = array(name, value, shape)
     if (given < 0).any():
         where = tuple(int(i) for i in np.argwhere(given < 0)[0])
-        raise InvalidInputError(f"{name}{list(where)} is {given[where]:g}; expected a probability, at least 0.")
+        raise InvalidInputError(f"{name}{list(where)} is {given[where]:.9g}; expected a probability, at least 0.")
     sums = given.sum(axis=-1)
     off = np.abs(sums - 1) > SUM_TOLERANCE
     if off.any():
@@ -94,6 +107,16 @@ def probabilities(name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
             "Divide by the sum if the row holds weights."
         )
     return given
+
+
+def table_size(horizon: int, states: int, actions: int) -> None:
+    """Refuse a table of transitions[h, x, a, x'] that no memory would hold."""
+    needed = 8 * max(1, horizon - 1) * states * actions * states
+    if needed > MOST_BYTES:
+        raise InvalidInputError(
+            f"{states:,} states, {actions:,} actions and {horizon:,} steps make a table of transitions of "
+            f"{needed / 2**30:,.0f} GiB; expected at most {MOST_BYTES / 2**30:.0f} GiB. Use fewer of them."
+        )
 
 
 def frozen(values: NDArray[Any]) -> NDArray[Any]:

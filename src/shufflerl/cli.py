@@ -18,11 +18,25 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="shufflerl",
-    help="Online reinforcement learning under shuffle differential privacy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Online reinforcement learning under shuffle differential privacy."""
 
 
 @app.command()
@@ -96,16 +110,19 @@ def run(
         privatizer_parameters=PRIVATIZERS.parse(privatizer, privatizer_param or ()),
     )
     count, first = checks.whole("seeds", seeds, least=1), checks.whole("seed", seed, least=0)
+    if plot is not None:
+        from shufflerl.plots import check_plot, regret_curve
+
+        check_plot(setting, first, plot)
     runs = _run_with_progress(setting, range(first, first + count), quiet=as_json)
+    if plot is not None:
+        regret_curve(setting, runs, plot)
     figures = summary(setting, runs)
     if as_json:
-        typer.echo(json.dumps(figures))
+        typer.echo(json.dumps(figures, allow_nan=False))
     else:
         _print_summary(figures)
     if plot is not None:
-        from shufflerl.plots import regret_curve
-
-        regret_curve(setting, runs, plot)
         typer.echo(f"Figure saved to {plot}", err=as_json)
 
 
@@ -190,6 +207,7 @@ def _run_with_progress(setting: Setting, seeds: range, *, quiet: bool) -> list[R
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from shufflerl.experiment import run_seeds
+    from shufflerl.kernels import when_compiling
 
     columns = (
         TextColumn("{task.description}"),
@@ -198,25 +216,29 @@ def _run_with_progress(setting: Setting, seeds: range, *, quiet: bool) -> list[R
         TextColumn("episodes"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task(setting.env, total=setting.episodes * len(seeds))
 
         def show(seed: int, done: int, of: int) -> None:
             bar.update(task, completed=(seed - seeds[0]) * of + done, description=f"{setting.env}, seed {seed}")
 
-        return list(run_seeds(setting, seeds, show))
+        with when_compiling(lambda: bar.update(task, description="compiling (first run only)", refresh=True)):
+            return list(run_seeds(setting, seeds, show))
 
 
 def _print_summary(figures: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from shufflerl.experiment import described
+
     episodes, seeds, regret, seconds = (figures[key] for key in ("episodes", "seeds", "regret", "seconds"))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
-    table.add_row("environment", _with_parameters(figures["env"], figures["env_parameters"]))
-    table.add_row("learner", _with_parameters(figures["learner"], figures["learner_parameters"]))
-    table.add_row("privatizer", _with_parameters(figures["privatizer"], figures["privatizer_parameters"]))
+    table.add_row("environment", described(figures["env"], figures["env_parameters"]))
+    table.add_row("learner", described(figures["learner"], figures["learner_parameters"]))
+    table.add_row("privatizer", described(figures["privatizer"], figures["privatizer_parameters"]))
     if (certificate := figures["certificate"]) is not None:
         guarantee = f"({certificate['epsilon']:.4g}, {certificate['delta']:g})-differential privacy"
         table.add_row("guarantee", f"{guarantee}, {certificate['model']} model, noise sd {certificate['noise_sd']:.4g}")
@@ -227,15 +249,11 @@ def _print_summary(figures: dict[str, Any]) -> None:
         spread = "" if regret["sd"] is None else f" ± {regret['sd']:,.1f} (standard deviation over seeds)"
         table.add_row("regret", f"{regret['mean']:,.1f}{spread}")
         table.add_row("optimal value", f"{figures['optimal_value']:.4f} per episode")
-    table.add_row("earned", f"{figures['reward_per_episode']:.4f} per episode")
+    if (earned := figures["reward_per_episode"]) is not None:
+        table.add_row("earned", f"{earned:.4f} per episode")
     table.add_row("policy switches", f"{figures['switches']['mean']:,.1f}")
     table.add_row("time", f"{seconds:.2f} s, {episodes * seeds / max(seconds, 1e-9):,.0f} episodes/s")
     Console().print(table)
-
-
-def _with_parameters(name: str, parameters: dict[str, Any]) -> str:
-    chosen = ", ".join(f"{key}={value}" for key, value in parameters.items())
-    return f"{name} ({chosen})" if chosen else name
 
 
 def main() -> None:
@@ -245,3 +263,5 @@ def main() -> None:
         app()
     except ShuffleRLError as error:
         sys.exit(f"shufflerl: {error}")
+    except MemoryError:
+        sys.exit("shufflerl: This needs more memory than there is; use fewer states, actions or steps.")

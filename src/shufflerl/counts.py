@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -152,17 +152,19 @@ class CountQuery:
         layer, state, action, outcome = np.unravel_index(position - transitions * (family == "reward"), shape)
         return Counter(family, steps[layer], int(state), int(action), int(outcome))
 
-    def gather(self, transitions: NDArray[np.generic], rewards: NDArray[np.generic]) -> NDArray[np.generic]:
+    def gather(self, transitions: NDArray[Any], rewards: NDArray[Any]) -> NDArray[Any]:
         """The asked counters of full arrays transitions[h, x, a, x'] and rewards[h, x, a, r], in order of tags."""
+        asked = ((transitions, self.transition_steps), (rewards, self.reward_steps))
         dense = np.concatenate(
-            [transitions[list(self.transition_steps)].ravel(), rewards[list(self.reward_steps)].ravel()]
+            [(table if len(steps) == len(table) else table[list(steps)]).ravel() for table, steps in asked]
         )
         return dense if self._asked is None else dense[self._asked]
 
-    def scatter(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def scatter(self, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Inverse of `gather`: full arrays of transitions and rewards, zero where nothing was asked.
 
-        The last axis of `values` is in order of tags; axes before it are kept.
+        The last axis of `values` is in order of tags; axes before it are kept. To read from: a family of which every
+        counter was asked is not copied.
         """
         dense = values
         if self._asked is not None:
@@ -170,11 +172,10 @@ class CountQuery:
             dense[..., self._asked] = values
         moves, pays = self._dense_shapes
         before, split = values.shape[:-1], int(np.prod(moves))
-        transitions = np.zeros((*before, self.horizon - 1, *moves[1:]))
-        rewards = np.zeros((*before, self.horizon, *pays[1:]))
-        transitions[..., list(self.transition_steps), :, :, :] = dense[..., :split].reshape(*before, *moves)
-        rewards[..., list(self.reward_steps), :, :, :] = dense[..., split:].reshape(*before, *pays)
-        return transitions, rewards
+        return (
+            _of_all_steps(dense[..., :split].reshape(*before, *moves), self.transition_steps, self.horizon - 1),
+            _of_all_steps(dense[..., split:].reshape(*before, *pays), self.reward_steps, self.horizon),
+        )
 
     def tags(self, trajectories: Trajectories) -> IntArray:
         """tags[i, j]: the counters each user i touches, one per family and step asked for."""
@@ -206,6 +207,15 @@ class CountQuery:
         return hash(self._key())
 
 
+def _of_all_steps(table: NDArray[Any], steps: tuple[int, ...], count: int) -> NDArray[Any]:
+    """table[..., step, x, a, outcome] of some of `count` steps as a table of all of them, zero at the others."""
+    if len(steps) == count:
+        return table
+    full = np.zeros((*table.shape[:-4], count, *table.shape[-3:]))
+    full[..., list(steps), :, :, :] = table
+    return full
+
+
 def _checked_steps(name: str, steps: Iterable[int], end: int) -> tuple[int, ...]:
     given = tuple(checks.whole(name, step, least=0) for step in steps)
     if list(given) != sorted(set(given)) or (given and given[-1] >= end):
@@ -222,7 +232,8 @@ class Trajectories:
     rewards: IntArray
 
     def __init__(self, states: ArrayLike, actions: ArrayLike, rewards: ArrayLike) -> None:
-        arrays = [np.ascontiguousarray(values) for values in (states, actions, rewards)]
+        given = {"states": states, "actions": actions, "rewards": rewards}
+        arrays = [checks.plain(name, values) for name, values in given.items()]
         shapes = {values.shape for values in arrays}
         if len(shapes) != 1 or arrays[0].ndim != 2 or not all(np.issubdtype(v.dtype, np.integer) for v in arrays):
             raise InvalidInputError(
@@ -231,7 +242,7 @@ class Trajectories:
             )
         if not np.isin(arrays[2], (0, 1)).all():
             raise InvalidInputError("A reward is not a bit; round rewards in [0, 1] at random to 0 or 1 first.")
-        for name, values in zip(("states", "actions", "rewards"), arrays, strict=True):
+        for name, values in zip(given, arrays, strict=True):
             object.__setattr__(self, name, values.astype(np.int64))
 
     def __len__(self) -> int:
@@ -275,7 +286,7 @@ class Counts:
     def of(cls, batch: Batch, trajectories: Trajectories) -> Counts:
         """Count the users' episodes one by one."""
         tags = batch.query.tags(trajectories)
-        return cls(batch, np.bincount(tags.ravel(), minlength=batch.query.size).astype(np.int64))
+        return cls(batch, np.bincount(tags.ravel(), minlength=batch.query.size).astype(np.int64, copy=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,18 +294,20 @@ class Release:
     """All that a learner ever sees of a batch: its counts plus noise of a known law.
 
     `values` are the noisy counts in order of tags. `noise` is the law of what was added to each of them, independent
-    across counters. `total_variance` is the noise variance of a counter in the sum of all releases so far; it is
-    smaller than the sum of the parts when a privatizer correlates its noise over time.
+    across counters. `added_variance` is by how much the noise variance of a counter in the sum of all releases grows
+    with this one: the variance of `noise` where batches have noise of their own, less (even below zero) where a
+    privatizer correlates its noise over time. The array of values is taken over: it becomes read-only.
     """
 
     batch: Batch
     values: FloatArray
     noise: Noise
-    total_variance: float
+    added_variance: float
 
     def __post_init__(self) -> None:
         values = checks.array("released values", self.values, (self.batch.query.size,))
-        object.__setattr__(self, "values", checks.frozen(values))
+        values.setflags(write=False)
+        object.__setattr__(self, "values", values)
 
     @cached_property
     def tables(self) -> tuple[FloatArray, FloatArray]:

@@ -13,7 +13,7 @@ import numpy as np
 from shufflerl.checks import FloatArray
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
-from shufflerl.mdp import PolicyArray
+from shufflerl.mdp import Mixture, PolicyArray
 from shufflerl.population import CountPopulation, Population
 from shufflerl.privatizers.base import Privatizer
 
@@ -49,9 +49,10 @@ class EpisodeStretch:
         policies = np.empty((count, *learner.policy.shape), dtype=np.int32)
         policies[0] = learner.policy
         values = np.empty(count)
-        noise, variances = self.privatizer.noise_of_episodes(learner.query, count)
-        noise_moves, noise_pays = learner.query.scatter(noise)
-        play_episodes(
+        batches = range(learner.batches_observed, learner.batches_observed + count)
+        noise, added_variances = self.privatizer.noise_of_episodes(learner.query, batches)
+        noise_moves, noise_pays = (np.ascontiguousarray(table) for table in learner.query.scatter(noise))
+        learner.noise_variance = play_episodes(
             learner.rng,
             self.population.rng,
             mdp.transitions,
@@ -61,15 +62,14 @@ class EpisodeStretch:
             learner.pays,
             noise_moves,
             noise_pays,
-            variances,
+            added_variances,
             learner.noise_variance,
             *learner.bonus_arguments,
             policies,
             values,
         )
-        if len(variances):
-            learner.noise_variance = float(variances[-1])
         learner.policy[:] = policies[-1]
+        learner.deployed = Mixture.single(learner.policy)
         learner.episodes_played += count
         learner.batches_observed += count
         return policies, values

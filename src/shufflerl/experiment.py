@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ import numpy as np
 from shufflerl import checks, envs, learners, privatizers
 from shufflerl.counts import CountQuery
 from shufflerl.history import History
+from shufflerl.kernels import compiler_clock
 from shufflerl.loop import Progress, learn
-from shufflerl.mdp import MDP
+from shufflerl.mdp import MDP, MOST_EPISODES
 from shufflerl.population import CountPopulation, Population, TrajectoryPopulation
 from shufflerl.privacy.certificate import Certificate
 
@@ -34,12 +36,16 @@ class Setting:
     privatizer_parameters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.whole("episodes", self.episodes, least=1)
+        checks.whole("episodes", self.episodes, least=1, most=MOST_EPISODES)
+
+    def environment(self, seed: int) -> MDP | envs.GymSimulator:
+        """The environment that a seed's run lives in."""
+        return envs.make(self.env, checks.whole("seed", seed, least=0), **self.env_parameters)
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One seed's run."""
+    """One seed's run; `seconds` is the time it took to learn, without compilation."""
 
     seed: int
     optimal_value: float | None
@@ -49,28 +55,27 @@ class Run:
 
 
 def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
-    """Run a setting once. Environment, users, noise and learner get streams of their own, all from one seed."""
-    checks.whole("seed", seed, least=0)
-    for_env, for_users, for_noise, for_learner = np.random.SeedSequence(seed).spawn(4)
-    environment = envs.make(setting.env, for_env, **setting.env_parameters)
+    """Run a setting once. Environment, users, noise and learner draw streams of their own from the one seed."""
+    environment = setting.environment(seed)
     population: Population
     if isinstance(environment, MDP):
-        population, optimal_value = CountPopulation(environment, for_users), environment.optimal_value
+        population, optimal_value = CountPopulation(environment, seed), environment.optimal_value
     else:
-        population, optimal_value = TrajectoryPopulation(environment, for_users), None
+        population, optimal_value = TrajectoryPopulation(environment, seed), None
     problem = environment.problem(setting.episodes)
-    learner = learners.make(setting.learner, problem, for_learner, **setting.learner_parameters)
+    learner = learners.make(setting.learner, problem, seed, **setting.learner_parameters)
     privatizer = privatizers.make(
         setting.privatizer,
         learner,
         epsilon=setting.epsilon,
         delta=setting.delta,
-        seed=for_noise,
+        seed=seed,
         **setting.privatizer_parameters,
     )
     began = time.perf_counter()
-    history = learn(learner, population, privatizer, progress=progress)
-    seconds = time.perf_counter() - began
+    with compiler_clock() as compiling:
+        history = learn(learner, population, privatizer, progress=progress)
+        seconds = time.perf_counter() - began - compiling()
     return Run(seed, optimal_value, history, privatizer.certificate(CountQuery.everything(problem)), seconds)
 
 
@@ -82,11 +87,18 @@ def run_seeds(
         yield run(setting, seed, None if progress is None else functools.partial(progress, seed))
 
 
+def described(name: str, parameters: dict[str, Any]) -> str:
+    """A name with the parameters that were chosen for it."""
+    chosen = ", ".join(f"{key}={value}" for key, value in parameters.items())
+    return f"{name} ({chosen})" if chosen else name
+
+
 def summary(setting: Setting, runs: list[Run]) -> dict[str, Any]:
     """The figures of a setting as JSON values."""
     regrets = np.array([run.history.total_regret for run in runs])
     optima = [run.optimal_value for run in runs if run.optimal_value is not None]
     known = bool(optima)
+    earned = float(np.mean([run.history.reward.sum() for run in runs])) / setting.episodes
     return {
         "env": setting.env,
         "env_parameters": setting.env_parameters,
@@ -104,7 +116,7 @@ def summary(setting: Setting, runs: list[Run]) -> dict[str, Any]:
             "sd": float(regrets.std(ddof=1)) if known and len(runs) > 1 else None,
             "per_seed": regrets.tolist() if known else [None] * len(runs),
         },
-        "reward_per_episode": float(np.mean([run.history.reward.sum() for run in runs])) / setting.episodes,
+        "reward_per_episode": None if math.isnan(earned) else earned,
         "switches": {"mean": float(np.mean([run.history.switches for run in runs]))},
         "optimal_value": float(np.mean(optima)) if known else None,
         "certificate": None if runs[0].certificate is None else runs[0].certificate.as_dict(),

@@ -30,7 +30,8 @@ class History:
     Where the truth is known, `reward` and `regret` are exact expectations; elsewhere `reward` is what the users got
     (nan if the batch did not count all rewards) and `regret` is nan. `deployed[b]` says which of `deployments` batch b
     played. Those stand in order of deployment, each once per stretch of batches that played it; a bare policy[h, x]
-    stands for the mixture of it alone.
+    stands for the mixture of it alone. `switches` is how many times the deployed mixture changed, from what was
+    deployed before the first batch on: the switches of two halves add up to those of the whole.
     """
 
     users: IntArray
@@ -38,16 +39,15 @@ class History:
     regret: FloatArray
     deployed: IntArray
     deployments: tuple[Mixture | PolicyArray, ...]
+    switches: int
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} batches, {self.users.sum()} users, regret {self.total_regret:.6g})"
 
     @property
     def total_regret(self) -> float:
         """Expected reward lost against the optimal policy, over all users."""
         return float(self.regret.sum())
-
-    @property
-    def switches(self) -> int:
-        """How many times the deployed mixture changed."""
-        return max(0, len(self.deployments) - 1)
 
     @property
     def curve(self) -> tuple[IntArray, FloatArray]:
@@ -69,19 +69,21 @@ class History:
 
 
 class Recorder:
-    """Builds a History, measuring every deployment against the truth."""
+    """Builds a History, measuring every deployment against the truth; `deployed` is what was so before."""
 
-    def __init__(self, truth: MDP | None) -> None:
+    def __init__(self, truth: MDP | None, deployed: Mixture | None = None) -> None:
         self._truth = truth
+        self._deployed = deployed
+        self._value = np.nan  # of the mixture deployed last
+        self._switches = 0
         self._rows: list[tuple[IntArray, FloatArray, FloatArray, IntArray]] = []
         self._deployments: list[Mixture | PolicyArray] = []
-        self._value = np.nan  # of the mixture deployed last
         self.batches = 0
 
     def record(self, counts: Counts) -> None:
         """Add one batch."""
         batch = counts.batch
-        if not self._deployments or self._deployments[-1] != batch.mixture:
+        if self._deploy(batch.mixture) or not self._deployments:
             self._deployments.append(batch.mixture)
             if self._truth is not None:
                 self._value = mixture_value(self._truth, batch.mixture)
@@ -92,20 +94,28 @@ class Recorder:
             np.array([batch.users]), np.array([reward]), np.array([regret]), np.array([len(self._deployments) - 1])
         )
 
+    def _deploy(self, mixture: Mixture) -> bool:
+        """Whether this is another mixture than the one deployed last."""
+        changed = self._deployed != mixture
+        self._switches += changed and self._deployed is not None
+        self._deployed = mixture
+        return changed
+
     @staticmethod
     def _reward_seen(counts: Counts) -> float:
         query = counts.batch.query
         if len(query.reward_steps) < query.horizon:
             return np.nan
-        return float(query.scatter(counts.values.astype(np.float64))[1][..., 1].sum())
+        return float(query.scatter(counts.values)[1][..., 1].sum())
 
     def record_episodes(self, policies: PolicyArray, values: FloatArray) -> None:
         """Add batches of one user each, who played policies[t, h, x] of true values[t]."""
         assert self._truth is not None
         changed = np.empty(len(policies), dtype=np.bool_)
-        before = self._deployments[-1] if self._deployments else None
-        changed[0] = not (isinstance(before, np.ndarray) and np.array_equal(before, policies[0]))
+        changed[0] = self._deploy(Mixture.single(policies[0])) or not self._deployments
         changed[1:] = (policies[1:] != policies[:-1]).any(axis=(1, 2))
+        self._switches += int(changed[1:].sum())
+        self._deployed, self._value = Mixture.single(policies[-1]), float(values[-1])
         deployed = np.cumsum(changed) + len(self._deployments) - 1
         self._deployments += list(policies[changed])
         self._append(np.ones(len(policies), dtype=np.int64), values, self._truth.optimal_value - values, deployed)
@@ -118,4 +128,4 @@ class Recorder:
         """The history so far."""
         nothing = (np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0, np.int64))
         users, reward, regret, deployed = (np.concatenate(c) for c in zip(nothing, *self._rows, strict=True))
-        return History(users, reward, regret, deployed, tuple(self._deployments))
+        return History(users, reward, regret, deployed, tuple(self._deployments), self._switches)

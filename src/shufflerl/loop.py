@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
+from shufflerl import checks
 from shufflerl.episodes import EpisodeStretch
+from shufflerl.errors import InvalidInputError
 from shufflerl.history import History, Recorder
 from shufflerl.learners.base import Learner
+from shufflerl.mdp import MDP, Problem
 from shufflerl.population import Population
 from shufflerl.privatizers.base import Privatizer
 
@@ -26,10 +31,14 @@ def learn(
 
     Calling it again goes on where it stopped: two halves equal one whole.
     """
-    recorder = Recorder(population.mdp)
-    stretch = EpisodeStretch.if_possible(learner, population, privatizer)
+    if batches is not None:
+        checks.whole("batches", batches, least=0)
+    if population.mdp is not None:
+        _check_fits(learner.problem, population.mdp)
+    recorder = Recorder(population.mdp, learner.deployed)
     while learner.episodes_left and (batches is None or recorder.batches < batches):
-        if stretch:  # the four steps below, compiled, for a learner that plans anew after every episode
+        if stretch := EpisodeStretch.if_possible(learner, population, privatizer):
+            # The four steps below, compiled, for a learner that plans anew after every episode.
             recorder.record_episodes(*stretch.play(None if batches is None else batches - recorder.batches))
         elif batch := learner.next_batch():
             counts = population.play(batch)
@@ -39,3 +48,21 @@ def learn(
         if progress:
             progress(learner.episodes_played, learner.problem.episodes)
     return recorder.finish()
+
+
+def _check_fits(problem: Problem, mdp: MDP) -> None:
+    """Refuse a population that does not live in the problem that the learner was made for."""
+    learners, populations = (problem.horizon, problem.n_states, problem.n_actions), mdp.rewards.shape
+    if learners != populations:
+        raise InvalidInputError(
+            f"The learner was made for (steps, states, actions) = {learners} but the population lives in "
+            f"{populations}; make the learner for the problem of the population's MDP."
+        )
+    if problem.support is not None and problem.support is not mdp.support:
+        ruled_out = (mdp.transitions > 0) & ~problem.support
+        if ruled_out.any():
+            where = [int(i) for i in np.argwhere(ruled_out)[0]]
+            raise InvalidInputError(
+                f"The population can make the transition [h, x, a, x'] = {where}, which the support that the learner "
+                "was told rules out; make the learner for the problem of the population's MDP."
+            )

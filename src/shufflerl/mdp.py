@@ -20,6 +20,9 @@ from shufflerl.errors import InvalidInputError
 #: A deterministic policy is an array of actions[h, x]; many of them are one array [m, h, x].
 PolicyArray = NDArray[np.int32]
 
+#: More episodes than this would overflow the 64-bit counts.
+MOST_EPISODES = 10**18
+
 
 @dataclass(frozen=True, eq=False)
 class MDP:
@@ -49,7 +52,7 @@ class MDP:
         if ((rewards < 0) | (rewards > 1)).any():
             where = tuple(int(i) for i in np.argwhere((rewards < 0) | (rewards > 1))[0])
             raise InvalidInputError(
-                f"rewards{list(where)} is {rewards[where]:g}; expected a mean reward in [0, 1]. Rescale the rewards."
+                f"rewards{list(where)} is {rewards[where]:.9g}; expected a mean reward in [0, 1]. Rescale the rewards."
             )
         layers = (horizon - 1, states, actions, states)
         transitions = checks.probabilities("transitions", transitions, layers)
@@ -91,7 +94,10 @@ class MDP:
         return float(self.start @ optimal_q(self.transitions, self.rewards)[0].max(axis=-1))
 
     def problem(self, episodes: int) -> Problem:
-        """What a learner may know of this MDP when it is given `episodes` episodes: its shape, never its numbers."""
+        """What a learner may know of this MDP when it is given `episodes` episodes.
+
+        That is its shape, the law of the first state and the known support; transitions and rewards it must learn.
+        """
         return Problem(self.horizon, self.n_states, self.n_actions, episodes, self.start, self.support)
 
 
@@ -111,7 +117,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name in ("horizon", "n_states", "n_actions", "episodes"):
-            object.__setattr__(self, name, checks.whole(name, getattr(self, name), least=1))
+            most = MOST_EPISODES if name == "episodes" else None
+            object.__setattr__(self, name, checks.whole(name, getattr(self, name), least=1, most=most))
+        checks.table_size(self.horizon, self.n_states, self.n_actions)
         if self.start is not None:
             start = checks.probabilities("start", self.start, (self.n_states,))
             object.__setattr__(self, "start", checks.frozen(start))
@@ -138,7 +146,7 @@ def digest(values: NDArray[Any] | None) -> str | None:
 
 
 def _checked_support(support: ArrayLike, layers: tuple[int, ...]) -> BoolArray:
-    given = np.asarray(support)
+    given: BoolArray = checks.plain("support", support)
     if given.dtype != np.bool_ or given.shape != layers:
         raise InvalidInputError(f"support has shape {given.shape} and type {given.dtype}; expected {layers} of bool.")
     if layers[0] and not given.any(axis=-1).all():
@@ -160,12 +168,14 @@ class Mixture:
     _key: bytes = field(repr=False)
 
     def __init__(self, policies: ArrayLike, weights: ArrayLike) -> None:
-        given = np.asarray(policies)
+        given = checks.plain("policies", policies)
         if given.ndim != 3 or 0 in given.shape or not np.issubdtype(given.dtype, np.integer) or (given < 0).any():
             raise InvalidInputError(
                 f"policies has shape {given.shape} and type {given.dtype}; expected non-negative whole numbers "
                 "[m, h, x]: the action of policy m at step h in state x."
             )
+        if given.max() > np.iinfo(np.int32).max:
+            raise InvalidInputError(f"policies uses an action {given.max()}; expected numbers below 2^31.")
         object.__setattr__(self, "policies", checks.frozen(given.astype(np.int32)))
         object.__setattr__(self, "weights", checks.frozen(checks.probabilities("weights", weights, (len(given),))))
         object.__setattr__(self, "_key", self.policies.tobytes() + self.weights.tobytes())
@@ -173,7 +183,7 @@ class Mixture:
     @classmethod
     def single(cls, policy: ArrayLike) -> Mixture:
         """The same deterministic policy for everyone."""
-        return cls(np.asarray(policy)[None], [1.0])
+        return cls(checks.plain("policy", policy)[None], [1.0])
 
     def check_fits(self, horizon: int, states: int, actions: int) -> None:
         """Refuse a mixture made for a problem of another shape."""
@@ -195,9 +205,10 @@ def homogeneous(
 ) -> MDP:
     """An MDP whose `transitions[x, a, x']` and `rewards[x, a]` are the same at every step."""
     steps = checks.whole("horizon", horizon, least=1)
-    table = np.asarray(transitions, dtype=np.float64)
+    table = checks.array("transitions", transitions, (-1, -1, -1))
+    checks.table_size(steps, *table.shape[:2])
     layers = np.broadcast_to(table, (steps - 1, *table.shape))
-    means = np.asarray(rewards, dtype=np.float64)
+    means = checks.array("rewards", rewards, (-1, -1))
     return MDP(
         layers, np.broadcast_to(means, (steps, *means.shape)), start, support=layers > 0 if known_support else None
     )

@@ -1,13 +1,16 @@
-"""Figures. Matplotlib is imported here and nowhere else."""
+"""Figures, in one style, written whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 import numpy as np
 
 from shufflerl.errors import InvalidInputError, MissingExtraError
-from shufflerl.experiment import Run, Setting
+from shufflerl.experiment import Run, Setting, described
+from shufflerl.mdp import MDP
 
 try:
     import matplotlib as mpl
@@ -21,6 +24,22 @@ except ImportError as missing:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_plot(setting: Setting, seed: int, path: Path) -> None:
+    """Refuse, before anything is run, a figure that could not be drawn or written in the end."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidInputError(f"Cannot write {path.name!r}. Use a name ending in {', '.join(SUFFIXES)}.")
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidInputError(f"Cannot write {path}: no file can be made there; choose another folder or name.")
+    if not isinstance(setting.environment(seed), MDP):
+        raise InvalidInputError(
+            f"The optimal value of {setting.env} is unknown without a transition table, so there is no regret to plot."
+        )
+
+
 def regret_curve(setting: Setting, runs: list[Run], path: Path) -> None:
     """Save cumulative regret against episodes: the mean over seeds, one standard deviation around it, every seed."""
     if any(run.optimal_value is None for run in runs):
@@ -31,7 +50,8 @@ def regret_curve(setting: Setting, runs: list[Run], path: Path) -> None:
     axes = figure.subplots()
     axes.plot(grid, curves.T, color=COLOURS[0], alpha=0.25, linewidth=0.7)
     mean = curves.mean(axis=0)
-    axes.plot(grid, mean, color=COLOURS[0], linewidth=2.2, label=f"mean of {len(runs)} seeds")
+    label = f"mean of {len(runs)} seeds" if len(runs) > 1 else f"seed {runs[0].seed}"
+    axes.plot(grid, mean, color=COLOURS[0], linewidth=2.2, label=label)
     if len(runs) > 1:
         spread = curves.std(axis=0, ddof=1)
         axes.fill_between(
@@ -44,23 +64,31 @@ def regret_curve(setting: Setting, runs: list[Run], path: Path) -> None:
             label="± 1 standard deviation",
         )
     axes.set(xlabel="episodes", ylabel="cumulative expected regret", xlim=(0, setting.episodes), ylim=(0, None))
-    axes.set_title(f"{setting.learner} on {setting.env}, privacy: {setting.privatizer}", loc="left")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_title(_title(setting), loc="left")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, loc="upper left" if mean[200] < 0.6 * mean[-1] else "lower right")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _title(setting: Setting) -> str:
+    learner = described(setting.learner, setting.learner_parameters)
+    budget = {name: getattr(setting, name) for name in ("epsilon", "delta") if getattr(setting, name) is not None}
+    privatizer = described(setting.privatizer, budget | setting.privatizer_parameters)
+    return f"{learner} on {described(setting.env, setting.env_parameters)}\nprivacy: {privatizer}"
+
+
+def save_figure(figure: Figure, path: Path) -> None:
     """Write the figure whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        figure.savefig(partial, format=path.suffix.lstrip(".") or "png", dpi=160)
-    except ValueError as reason:
-        raise InvalidInputError(
-            f"Cannot write {path.name}: {reason}. Use a name ending in .png, .svg or .pdf."
-        ) from None
-    partial.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(partial, format=path.suffix.lstrip("."), dpi=160)
+        partial.replace(path)
+    except OSError as reason:
+        raise InvalidInputError(f"Cannot write {path}: {reason.strerror}. Choose another place.") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

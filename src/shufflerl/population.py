@@ -10,12 +10,11 @@ from shufflerl.checks import IntArray
 from shufflerl.counts import Batch, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.kernels import sampling as kernels
-from shufflerl.mdp import MDP, PolicyArray
+from shufflerl.mdp import MDP, MOST_EPISODES, PolicyArray
+from shufflerl.seeding import Seed, stream
 
-Seed = int | np.random.SeedSequence
-
-#: More users than this in one batch would overflow the 64-bit counts.
-MOST_USERS = 10**18
+#: More users than this, played one by one, are refused: their trajectories would fill the memory.
+MOST_PLAYED = 10**7
 
 
 class Population(Protocol):
@@ -44,15 +43,18 @@ class CountPopulation:
 
     def __init__(self, mdp: MDP, seed: Seed) -> None:
         self.mdp = mdp
-        self.rng = np.random.default_rng(seed)
+        self.rng = stream(seed, "users")
+
+    def __repr__(self) -> str:
+        return f"CountPopulation({self.mdp})"
 
     def play(self, batch: Batch) -> Counts:
         """Draw the counts of batch.users independent episodes."""
         mdp, query, mixture = self.mdp, batch.query, batch.mixture
         mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
-        if batch.users > MOST_USERS:
+        if batch.users > MOST_EPISODES:
             raise InvalidInputError(
-                f"A batch of {batch.users} users is more than the {MOST_USERS:.0e} that can be drawn."
+                f"A batch of {batch.users} users is more than the {MOST_EPISODES:.0e} that can be drawn."
             )
         moves = np.zeros((mdp.horizon - 1, mdp.n_states, mdp.n_actions, mdp.n_states), dtype=np.int64)
         pays = np.zeros((mdp.horizon, mdp.n_states, mdp.n_actions, 2), dtype=np.int64)
@@ -76,11 +78,19 @@ class TrajectoryPopulation:
     def __init__(self, environment: MDP | Player, seed: Seed) -> None:
         self.mdp = environment if isinstance(environment, MDP) else None
         self._player = None if isinstance(environment, MDP) else environment
-        self.rng = np.random.default_rng(seed)
+        self.rng = stream(seed, "users")
+
+    def __repr__(self) -> str:
+        return f"TrajectoryPopulation({self.mdp or self._player})"
 
     def trajectories(self, batch: Batch) -> Trajectories:
         """Let every user of the batch play its episode."""
         mixture = batch.mixture
+        if batch.users > MOST_PLAYED:
+            raise InvalidInputError(
+                f"A batch of {batch.users:,} users is more than the {MOST_PLAYED:,} that can play one by one; "
+                "use CountPopulation, which draws their counts at once, or smaller batches."
+            )
         if self.mdp is not None:
             mdp = self.mdp
             mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)

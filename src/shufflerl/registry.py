@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,8 +48,8 @@ class Registry:
 
     def entry(self, name: str) -> Entry:
         """Look a name up."""
-        if name not in self._entries:
-            raise UnknownNameError(f"There is no {self.kind} {name!r}.{nearest(name, self._entries)}")
+        if not isinstance(name, str) or name not in self._entries:
+            raise UnknownNameError(f"There is no {self.kind} {name!r}.{nearest(str(name), self._entries)}")
         return self._entries[name]
 
     def parameters(self, name: str) -> dict[str, inspect.Parameter]:
@@ -68,8 +69,7 @@ class Registry:
     def make(self, name: str, /, *given: Any, **chosen: Any) -> Any:
         """Construct `name` from what the caller gives and what the user chose."""
         for key in chosen:
-            if key not in self._given:
-                self._parameter(name, key)
+            self._parameter(name, key)
         for key in self.describe(name)["required"]:
             if key not in chosen:
                 raise InvalidInputError(f"{self.kind} {name!r} needs the parameter {key!r}; give {key}=...")
@@ -82,6 +82,8 @@ class Registry:
             key, separator, text = assignment.partition("=")
             if not separator:
                 raise InvalidInputError(f"{assignment!r} is not a parameter; write it as key=value.")
+            if key in parsed:
+                raise InvalidInputError(f"The parameter {key!r} of {self.kind} {name!r} is given twice; give it once.")
             kind = self._parameter(name, key).annotation
             parsed[key] = _parse(f"parameter {key!r} of {self.kind} {name!r}", text, kind)
         return parsed
@@ -98,15 +100,16 @@ def _parse(what: str, text: str, annotation: Any) -> Any:
     if type(None) in alternatives and text.lower() == "none":
         return None
     for kind in (kind for kind in (bool, int, float) if kind in alternatives):
-        if kind is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if kind is not bool:
-            try:
-                number = float(text)
-            except ValueError:
-                continue
-            if kind is float or number.is_integer():
-                return kind(number)
+        if kind is bool:
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+            continue
+        with contextlib.suppress(ValueError):
+            return kind(text)
+        with contextlib.suppress(ValueError):
+            number = float(text)  # 1e6 is a whole number too
+            if number.is_integer():
+                return int(number)
     if str in alternatives:
         return text
     wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in alternatives)

@@ -26,9 +26,15 @@ def pack(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
 def unpack(saved: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The header and arrays of a saved state."""
     try:
-        with np.load(io.BytesIO(saved), allow_pickle=False) as archive:
+        archive = np.load(io.BytesIO(saved), allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("a single array")
+        with archive:
             arrays = {name: archive[name] for name in archive.files}
-        return json.loads(arrays.pop(_HEADER).tobytes()), arrays
+        header = json.loads(arrays.pop(_HEADER).tobytes())
+        if not isinstance(header, dict):
+            raise ValueError("its header is not an object")
+        return header, arrays
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as reason:
         raise StateMismatchError(
             f"This is not a saved state, or it is damaged ({reason}); use bytes that save() returned."

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 
 import numpy as np
 import pytest
 
+from shufflerl import state
 from shufflerl.counts import Batch, Release
-from shufflerl.errors import ContractError, StateMismatchError
+from shufflerl.errors import ContractError, InvalidInputError, StateMismatchError
 from shufflerl.history import History
 from shufflerl.learners.base import Learner
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem
-from shufflerl.population import CountPopulation
+from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.privatizers.base import Privatizer
 from shufflerl.privatizers.none import NoPrivacy
 from tests.examples import random_mdp
@@ -69,19 +71,26 @@ class LearnerContract:
         parts = [learn(learner, population, privatizer, batches=half), learn(learner, population, privatizer)]
         assert len(parts[0]) == half
         assert _joined(*parts) == _joined(whole)
+        assert sum(part.switches for part in parts) == whole.switches
 
+    @pytest.mark.parametrize("kind", [CountPopulation, TrajectoryPopulation])
     @pytest.mark.parametrize("with_batch_waiting", [False, True])
-    def test_save_and_restore_in_the_middle_changes_nothing(self, with_batch_waiting: bool) -> None:
-        whole = learn(self.learner(), CountPopulation(self.mdp, 0), self.privatizer())
-        learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()
-        first = learn(learner, population, privatizer, batches=len(whole) // 2)
+    def test_save_and_restore_in_the_middle_changes_nothing(
+        self, kind: type[CountPopulation] | type[TrajectoryPopulation], with_batch_waiting: bool
+    ) -> None:
+        """With a fresh privatizer too: what a new process makes."""
+        whole = learn(self.learner(), kind(self.mdp, 0), NoPrivacy())
+        learner, population = self.learner(), kind(self.mdp, 0)
+        first = learn(learner, population, NoPrivacy(), batches=len(whole) // 2)
         waiting = learner.next_batch() if with_batch_waiting else None
         restored = self.learner(seed=99)  # another seed: the saved stream of random numbers must come back too
         restored.restore(learner.save())
+        assert restored.rng.bit_generator.state == learner.rng.bit_generator.state
         if with_batch_waiting:
             assert restored.next_batch() == waiting
-        second = learn(restored, population, privatizer)
+        second = learn(restored, population, NoPrivacy())
         assert _joined(first, second) == _joined(whole)
+        assert first.switches + second.switches == whole.switches
 
     def test_decisions_depend_on_releases_alone(self) -> None:
         """Replayed with no population in sight, recorded releases lead to the same batches: no access to truth."""
@@ -132,6 +141,15 @@ class LearnerContract:
                 self.make(problem).restore(saved)
 
     def test_restoring_rubbish_is_refused(self) -> None:
-        for rubbish in (b"", b"rubbish", self.learner().save()[:100]):
+        array = io.BytesIO()
+        np.save(array, np.zeros(3))
+        no_header = state.pack([1, 2], {})  # type: ignore[arg-type]
+        for rubbish in (b"", b"rubbish", self.learner().save()[:100], array.getvalue(), no_header):
             with pytest.raises(StateMismatchError, match="not a saved state"):
                 self.learner().restore(rubbish)
+
+    def test_it_is_made_for_a_problem_with_a_seed(self) -> None:
+        with pytest.raises(InvalidInputError, match=r"give mdp\.problem\(episodes=\.\.\.\)"):
+            self.make(self.mdp)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match="seed is None"):
+            self.make(self.mdp.problem(EPISODES), None)  # type: ignore[arg-type]

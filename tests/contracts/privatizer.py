@@ -17,7 +17,6 @@ from shufflerl.errors import ContractError
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.population import CountPopulation
-from shufflerl.privacy.ledger import Ledger
 from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
 from tests.examples import full_batch, random_mdp, random_mixture
 
@@ -26,10 +25,11 @@ USERS = 60
 MDP_ = random_mdp(31, horizon=2, states=2, actions=2, start=0)
 
 
-def learner() -> Learner:
+def learner(batches_observed: int = 0) -> Learner:
     """Asks for more batches than any test releases, and reads each release by itself."""
     fixture = UCBVI(MDP_.problem(USERS * 10_000), 0, batch=USERS)
     fixture.reads_running_sums = False  # type: ignore[misc]
+    fixture.batches_observed = batches_observed
     return fixture
 
 
@@ -38,7 +38,8 @@ class PrivatizerContract:
 
     depends_on_counts = False
 
-    def make(self, seed: int = 0, ledger: Ledger | None = None) -> Privatizer:
+    def make(self, seed: int = 0, serves: Learner | None = None) -> Privatizer:
+        """For the suite's learner unless another is to be served."""
         raise NotImplementedError
 
     def _counts(self, index: int = 0) -> Counts:
@@ -99,7 +100,7 @@ class PrivatizerContract:
         beyond = int((np.abs(errors) > releases[0].noise.bound(failure)).sum())
         assert stats.binomtest(beyond, errors.size, failure, alternative="greater").pvalue > LEVEL
 
-    def test_total_variance_is_that_of_the_sum(self) -> None:
+    def test_added_variances_make_up_that_of_the_sum(self) -> None:
         """Over 300 runs of 12 batches; a chi-square interval at the suite's level."""
         sums = []
         for seed in range(300):
@@ -107,22 +108,38 @@ class PrivatizerContract:
             releases = [privatizer.release(self._counts(index)) for index in range(12)]
             sums.append(sum(release.values for release in releases) - 12 * self._counts().values)
         spread, freedom = np.square(sums).mean(), np.size(sums)
+        declared = sum(release.added_variance for release in releases)
         if self.depends_on_counts:
-            assert spread <= releases[-1].total_variance
+            assert spread <= declared
             return
         low, high = stats.chi2.interval(1 - LEVEL, freedom) / np.array(freedom)
-        assert low * releases[-1].total_variance <= spread <= high * releases[-1].total_variance
+        assert low * declared <= spread <= high * declared
 
     def test_same_seed_same_release(self) -> None:
         first, again, other = (self.make(seed=seed).release(self._counts()).values for seed in (1, 1, 2))
         np.testing.assert_array_equal(first, again)
         assert np.array_equal(first, other) == (not (first - self._counts().values).any())
 
-    def test_a_batch_is_released_once(self) -> None:
+    def test_a_budget_is_spent_on_a_batch_once_and_in_order(self) -> None:
         privatizer = self.make()
+        if not isinstance(privatizer, BudgetedPrivatizer):
+            return
         privatizer.release(self._counts())
-        with pytest.raises(ContractError, match="batch 1 comes next"):
-            privatizer.release(self._counts())
+        query = CountQuery.everything(MDP_.problem(1))
+        for wrong in (0, 2):
+            with pytest.raises(ContractError, match=f"Batch {wrong} .* batch 1 comes next"):
+                privatizer.release(self._counts(wrong))
+            if privatizer.draws_ahead:
+                with pytest.raises(ContractError, match=f"Batch {wrong} .* batch 1 comes next"):
+                    privatizer.noise_of_episodes(query, range(wrong, wrong + 3))
+        assert privatizer.ledger.releases == ["batch 0"]
+
+    def test_a_fresh_one_serves_a_restored_learner_from_where_it_is(self) -> None:
+        privatizer = self.make(serves=learner(batches_observed=5))
+        release = privatizer.release(self._counts(5))
+        assert release.added_variance == release.noise.variance == self._releases(1)[0][0].noise.variance
+        if isinstance(privatizer, BudgetedPrivatizer):
+            assert privatizer.ledger.releases == ["batch 5"]
 
     def test_the_budget_is_recorded_before_anything_is_drawn(self) -> None:
         """A ledger that cannot be written stops the release before a random number is used."""
@@ -143,13 +160,13 @@ class PrivatizerContract:
         if not self.make().draws_ahead:
             return
         query = CountQuery.everything(MDP_.problem(1))
-        ahead, variances = self.make(seed=4).noise_of_episodes(query, 7)
+        ahead, added = self.make(seed=4).noise_of_episodes(query, range(7))
         privatizer = self.make(seed=4)
         nobody = np.zeros(query.size, dtype=np.int64)
         releases = [privatizer.release(Counts(full_batch(MDP_, 1, index=i), nobody)) for i in range(7)]
-        if len(variances):
+        if len(added):
             np.testing.assert_array_equal(ahead, [release.values for release in releases])
-            np.testing.assert_allclose(variances, [release.total_variance for release in releases], rtol=1e-12)
+            np.testing.assert_array_equal(added, [release.added_variance for release in releases])
         else:
             assert not any(release.values.any() for release in releases)
 

@@ -1,8 +1,9 @@
 """Environments by name: `make("riverswim", horizon=8)` builds one, `ENVIRONMENTS` lists them.
 
-Gymnasium's own registry learns of ours (`shufflerl/RiverSwim-v0`, ...) when `shufflerl.envs.gym` is imported, and
-this package does so by itself when Gymnasium is already loaded. Gymnasium 1.0 dropped discovery by entry points, so
-code that imports nothing of ours writes `gymnasium.make("shufflerl.envs:shufflerl/RiverSwim-v0")`.
+Gymnasium's own registry learns of ours (`shufflerl/RiverSwim-v0`, ...) when `shufflerl.envs.gym` is imported: write
+`import shufflerl.envs.gym`, which works in any order. Importing `shufflerl` does so by itself only if Gymnasium was
+imported before it. Code that imports nothing of ours can have Gymnasium do it:
+`gymnasium.make("shufflerl.envs.gym:shufflerl/RiverSwim-v0")`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from shufflerl import checks
 from shufflerl.envs.from_gymnasium import GymSimulator
 from shufflerl.mdp import MDP
 from shufflerl.registry import Entry, Registry
+from shufflerl.seeding import Seed, stream
 
 __all__ = ["ENVIRONMENTS", "GymSimulator", "make"]
 
@@ -36,15 +37,14 @@ ENVIRONMENTS = Registry(
 )
 
 
-def make(name: str, /, seed: int | np.random.SeedSequence | None = None, **parameters: Any) -> MDP | GymSimulator:
-    """The environment `name` with these parameters; whatever in it is random is drawn from `seed`.
+def make(name: str, /, seed: Seed | None = None, **parameters: Any) -> MDP | GymSimulator:
+    """The environment `name` with these parameters; whatever in it is random is drawn from `seed`, if there is one.
 
     >>> make("riverswim", n_states=6).n_states
     6
     """
-    if seed is not None and not isinstance(seed, np.random.SeedSequence):
-        seed = checks.whole("seed", seed, least=0)
-    environment: MDP | GymSimulator = ENVIRONMENTS.make(name, np.random.default_rng(seed), **parameters)
+    rng = np.random.default_rng() if seed is None else stream(seed, "environment")
+    environment: MDP | GymSimulator = ENVIRONMENTS.make(name, rng, **parameters)
     return environment
 
 

@@ -18,6 +18,7 @@ def bandit(rng: np.random.Generator, *, n_actions: int = 20, sigma: float = 0.1)
     mean in full, and nothing of the paper's setting is approximated.
     """
     actions = checks.whole("n_actions", n_actions, least=1)
+    checks.table_size(1, 1, actions)
     spread = checks.real("sigma", sigma, above=0, closed=True)
     means = clipped_normal_mean(rng.uniform(0.0, 0.99, actions), spread)
     return MDP(transitions=np.empty((0, 1, actions, 1)), rewards=means.reshape(1, 1, actions), start=[1.0])

@@ -22,6 +22,7 @@ def deepsea(rng: np.random.Generator, *, size: int = 8, randomize_actions: bool 
     action 1 everywhere when `randomize_actions` is false.
     """
     cells = checks.whole("size", size, least=1)
+    checks.table_size(cells + 1, cells, 2)
     if not isinstance(randomize_actions, bool):
         raise InvalidInputError(f"randomize_actions is {randomize_actions!r}; expected True or False.")
     steps, columns = np.indices((cells, cells))

@@ -11,7 +11,7 @@ import numpy as np
 
 from shufflerl import checks
 from shufflerl.checks import FloatArray, IntArray
-from shufflerl.errors import InvalidInputError, MissingExtraError, UnknownNameError
+from shufflerl.errors import InvalidInputError, UnknownNameError
 from shufflerl.mdp import MDP, PolicyArray, Problem, homogeneous
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ class GymSimulator:
 
     start: None = None
     support: None = None
+
+    def __repr__(self) -> str:
+        return f"GymSimulator({self._env.unwrapped}, horizon={self.horizon})"
 
     def __init__(self, env: gymnasium.Env[Any, Any], horizon: int, reward_low: float, reward_high: float) -> None:
         """Play `env` for `horizon` steps; its raw rewards, and 0, lie in [reward_low, reward_high]."""
@@ -128,10 +131,8 @@ class GymSimulator:
 
 def _made(id: str, options: str) -> gymnasium.Env[Any, Any]:
     """Gymnasium's environment without its time limit and without its checker."""
-    try:
-        library = import_module("gymnasium")
-    except ImportError:
-        raise MissingExtraError(INSTALL) from None
+    import_module("shufflerl.envs.gym")  # tells Gymnasium our own ids, or says that it is missing
+    library = import_module("gymnasium")
     try:
         arguments = json.loads(options)
     except (TypeError, ValueError):
@@ -198,6 +199,7 @@ def _tabular(
 ) -> MDP:
     """The MDP of a transition table P[state][action] = [(probability, next state, reward, terminated), ...]."""
     states, actions = shape
+    checks.table_size(horizon, states + 1, actions)
     done = states
     try:
         rows = [

@@ -26,6 +26,7 @@ def random_mdp(
     states = checks.whole("n_states", n_states, least=1)
     actions = checks.whole("n_actions", n_actions, least=1)
     steps = checks.whole("horizon", horizon, least=1)
+    checks.table_size(steps, states, actions)
     if branching is not None:
         branching = checks.whole("branching", branching, least=1, most=states)
     if not isinstance(homogeneous, bool):

@@ -23,6 +23,7 @@ def riverswim(rng: np.random.Generator, *, n_states: int = 4, horizon: int = 6) 
     """
     del rng
     states = checks.whole("n_states", n_states, least=2)
+    checks.table_size(checks.whole("horizon", horizon, least=1), states, 2)
     transitions = np.zeros((states, 2, states))
     for x in range(states):
         transitions[x, LEFT, max(x - 1, 0)] = 1.0

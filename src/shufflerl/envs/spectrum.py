@@ -28,6 +28,7 @@ def spectrum(rng: np.random.Generator, *, n_channels: int = 3, horizon: int = 8,
     """
     del rng
     channels = checks.whole("n_channels", n_channels, least=2)
+    checks.table_size(checks.whole("horizon", horizon, least=1), 2 * channels, channels)
     kept = checks.real("memory", memory, above=0, below=0.99, closed=True)
     share_free = np.linspace(0.2, 0.8, channels)
     success = np.linspace(0.95, 0.6, channels)

@@ -35,6 +35,8 @@ def upper_bound(
     lost = pays[h, x, a, 0]
     won = pays[h, x, a, 1]
     visits = lost + won
+    if variance == 0.0 and visits < 1.0:
+        return most  # the transitions of nobody need no look: most rows of a large problem
     visits_variance = 2.0 * variance
     mean = 0.0
     spread_of_value = 0.0  # Var V under the estimated transitions
@@ -94,7 +96,8 @@ def optimistic_policy(
     """
     horizon, states, actions, _ = pays.shape
     for h in range(horizon - 1, -1, -1):
-        after[:] = value
+        for x in range(states):
+            after[x] = value[x]
         for x in range(states):
             deployed = policy[h, x]
             best = -1.0
@@ -113,6 +116,15 @@ def optimistic_policy(
 
 
 @compiled
+def add_noisy(sums: FloatArray, seen: FloatArray, noise: FloatArray) -> None:
+    """Add what was seen and its noise to the sums, and forget it. In one loop: array expressions compile slowly."""
+    total, part, added = sums.reshape(-1), seen.reshape(-1), noise.reshape(-1)
+    for i in range(len(total)):
+        total[i] += part[i] + added[i]
+        part[i] = 0.0
+
+
+@compiled
 def play_episodes(
     planner: Generator,
     users: Generator,
@@ -123,7 +135,7 @@ def play_episodes(
     pays: FloatArray,
     noise_moves: FloatArray,
     noise_pays: FloatArray,
-    variances: FloatArray,
+    added_variances: FloatArray,
     variance: float,
     support: BoolArray,
     bernstein: bool,
@@ -131,12 +143,12 @@ def play_episodes(
     log_term: float,
     policies: PolicyArray,
     values: FloatArray,
-) -> None:
+) -> float:
     """One episode per entry of `policies` and `values`: plan, play one user, add its noisy counts to the sums.
 
     `policies[0]` comes in as the policy deployed so far. `noise_moves[t]` and `noise_pays[t]` are what the privatizer
-    adds to the counts of episode t (no entries: nothing), after which the sums have noise of `variances[t]`; before
-    the first episode they have `variance`.
+    adds to the counts of episode t (no entries: nothing), by which the noise of the sums, of `variance` before the
+    first episode, grows by `added_variances[t]`. Returns its variance after the last.
     """
     states = start.shape[0]
     value = np.empty(states)
@@ -147,18 +159,17 @@ def play_episodes(
     for t in range(len(policies)):
         policy = policies[t]
         if t > 0:
-            policy[:] = policies[t - 1]
+            for h, x in np.ndindex(policy.shape):
+                policy[h, x] = policies[t - 1, h, x]
         optimistic_policy(planner, moves, pays, variance, support, bernstein, scale, log_term, policy, value, after)
         policy_value(transitions, rewards, policy, value, after)
         total = 0.0
         for x in range(states):
             total += start[x] * value[x]
         values[t] = total
-        if noisy:
-            seen_moves[:] = 0.0
-            seen_pays[:] = 0.0
         add_counts(users, transitions, rewards, start, policy, 1, seen_moves, seen_pays)
         if noisy:
-            moves += seen_moves + noise_moves[t]
-            pays += seen_pays + noise_pays[t]
-            variance = variances[t]
+            add_noisy(moves, seen_moves, noise_moves[t])
+            add_noisy(pays, seen_pays, noise_pays[t])
+            variance += added_variances[t]
+    return variance

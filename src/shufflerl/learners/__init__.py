@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Problem
 from shufflerl.registry import Entry, Registry
+from shufflerl.seeding import Seed
 
 LEARNERS = Registry(
     "learner",
@@ -19,7 +18,7 @@ LEARNERS = Registry(
 )
 
 
-def make(name: str, problem: Problem, seed: int | np.random.SeedSequence, **parameters: Any) -> Learner:
+def make(name: str, problem: Problem, seed: Seed, **parameters: Any) -> Learner:
     """The learner of that name for a problem, with its own stream of random numbers."""
     learner: Learner = LEARNERS.make(name, problem, seed, **parameters)
     return learner

@@ -9,16 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import state
 from shufflerl.counts import Batch, CountQuery, Release
-from shufflerl.errors import StateMismatchError
+from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.mdp import Mixture, Problem
+from shufflerl.seeding import Seed, stream
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 class Learner(ABC):
@@ -32,13 +32,23 @@ class Learner(ABC):
     #: True for a learner that reads only the running sum of all releases: continual counting then serves it best.
     reads_running_sums: ClassVar[bool] = False
 
-    def __init__(self, problem: Problem, seed: int | np.random.SeedSequence, **parameters: Any) -> None:
+    def __init__(self, problem: Problem, seed: Seed, **parameters: Any) -> None:
+        if not isinstance(problem, Problem):
+            raise InvalidInputError(
+                f"The problem is {problem!r}; expected a Problem, which is all that a learner may know: give "
+                "mdp.problem(episodes=...)."
+            )
         self.problem = problem
         self.parameters = parameters
-        self.rng = np.random.default_rng(seed)
+        self.rng = stream(seed, "learner")
         self.episodes_played = 0
         self.batches_observed = 0
+        self.deployed: Mixture | None = None  # what the last answered batch played
         self._waiting: Batch | None = None
+
+    def __repr__(self) -> str:
+        chosen = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
+        return f"<{self.name}({chosen}), {self.episodes_played:,} of {self.problem.episodes:,} episodes played>"
 
     @property
     def episodes_left(self) -> int:
@@ -82,6 +92,7 @@ class Learner(ABC):
         """Learn from the release of the batch that `next_batch` asked for."""
         release.check_answers(self._waiting)
         self._learn(release)
+        self.deployed = release.batch.mixture
         self.episodes_played += release.batch.users
         self.batches_observed += 1
         self._waiting = None
@@ -99,7 +110,9 @@ class Learner(ABC):
         if self._waiting is not None:
             query = self._waiting.query
             header["waiting"] = [self._waiting.users, query.transition_steps, query.reward_steps]
-            arrays = arrays | {"_policies": self._waiting.mixture.policies, "_weights": self._waiting.mixture.weights}
+            arrays = arrays | _packed("waiting", self._waiting.mixture)
+        if self.deployed is not None:
+            arrays = arrays | _packed("deployed", self.deployed)
         return state.pack(header, arrays)
 
     def restore(self, saved: bytes) -> None:
@@ -111,18 +124,17 @@ class Learner(ABC):
                     f"The saved state has {key} {header.get(key)!r} but this learner has {mine!r}; "
                     "restore it into a learner made for the same problem with the same parameters."
                 )
-        policies, weights = arrays.pop("_policies", None), arrays.pop("_weights", None)
+        mixture, deployed = _unpacked("waiting", arrays), _unpacked("deployed", arrays)
         self._recall(header["values"], arrays)
         self.rng.bit_generator.state = header["rng"]
         self.episodes_played = header["episodes_played"]
         self.batches_observed = header["batches_observed"]
+        self.deployed = deployed
         self._waiting = None
-        if header["waiting"] is not None:
+        if mixture is not None:
             users, transition_steps, reward_steps = header["waiting"]
-            assert policies is not None
-            assert weights is not None
             query = CountQuery(self.problem, transition_steps, reward_steps)
-            self._waiting = Batch(self.batches_observed, users, Mixture(policies, weights), query)
+            self._waiting = Batch(self.batches_observed, users, mixture, query)
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -131,3 +143,12 @@ class Learner(ABC):
             "problem": self.problem.fingerprint,
             "parameters": self.parameters,
         }
+
+
+def _packed(what: str, mixture: Mixture) -> dict[str, NDArray[Any]]:
+    return {f"_{what}_policies": mixture.policies, f"_{what}_weights": mixture.weights}
+
+
+def _unpacked(what: str, arrays: dict[str, NDArray[Any]]) -> Mixture | None:
+    policies, weights = (arrays.pop(f"_{what}_{part}", None) for part in ("policies", "weights"))
+    return None if policies is None or weights is None else Mixture(policies, weights)

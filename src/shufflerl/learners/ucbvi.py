@@ -15,27 +15,30 @@ from numpy.typing import NDArray
 from shufflerl import checks
 from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.counts import CountQuery, Release
+from shufflerl.errors import StateMismatchError
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, PolicyArray, Problem
+from shufflerl.seeding import Seed
 
 
 class UCBVI(Learner):
     """Optimistic value iteration on running sums of counts.
 
     `bonus` is "bernstein" (width from the estimated variance of the next value) or "hoeffding" (from its range);
-    `scale` multiplies the bonus (1 is the theory's, smaller explores less); `batch` is how many users play each
-    policy: 1 as in the paper, more for a shuffler, whose noise is per batch.
+    `scale` multiplies the bonus (1 is of the theory's size; the default 0.05 explores less and, on small problems,
+    loses far less); `batch` is how many users play each policy: 1 as in the paper, more for a shuffler, whose noise is
+    per batch, and for large problems, as it plans and sums up tables of X*A*X counters per step once per batch.
     """
 
     name: ClassVar[str] = "ucbvi"
     reads_running_sums: ClassVar[bool] = True
-    #: The bonus holds at all times for all (h, x, a) with this probability of failure, at scale 1.
+    #: The probability of failure that enters the bonus, which is of the theory's form but not with its constants.
     failure: ClassVar[float] = 0.05
 
     def __init__(
         self,
         problem: Problem,
-        seed: int | np.random.SeedSequence,
+        seed: Seed,
         bonus: str = "bernstein",
         scale: float = 0.05,
         batch: int = 1,
@@ -80,11 +83,15 @@ class UCBVI(Learner):
         moves, pays = release.tables
         self.moves += moves
         self.pays += pays
-        self.noise_variance = release.total_variance
+        self.noise_variance += release.added_variance
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         return {"noise_variance": self.noise_variance}, {"moves": self.moves, "pays": self.pays, "policy": self.policy}
 
     def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        for name in ("moves", "pays", "policy"):  # compiled code trusts their shapes
+            mine, saved = getattr(self, name), arrays.get(name)
+            if saved is None or (saved.shape, saved.dtype) != (mine.shape, mine.dtype):
+                raise StateMismatchError(f"The saved state has no fitting {name}; use bytes that save() returned.")
         self.noise_variance = values["noise_variance"]
         self.moves, self.pays, self.policy = arrays["moves"], arrays["pays"], arrays["policy"]

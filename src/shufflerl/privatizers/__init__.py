@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from shufflerl.errors import InvalidInputError
 from shufflerl.learners.base import Learner
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.ledger import Ledger
 from shufflerl.privatizers.base import Privatizer
 from shufflerl.registry import Entry, Registry
+from shufflerl.seeding import Seed
 
 PRIVATIZERS = Registry(
     "privatizer",
@@ -42,7 +41,7 @@ def make(
     *,
     epsilon: float | None = None,
     delta: float | None = None,
-    seed: int | np.random.SeedSequence | None = None,
+    seed: Seed | None = None,
     ledger: Ledger | None = None,
     **parameters: Any,
 ) -> Privatizer:
@@ -57,7 +56,7 @@ def make(
         raise InvalidInputError(f"The privatizer {name!r} needs a budget; give epsilon (say 1) and delta (say 1e-5).")
     if learner is None or seed is None:
         raise InvalidInputError(f"The privatizer {name!r} needs the learner it serves and a seed; give both.")
-    privatizer = PRIVATIZERS.make(name, learner, Budget(epsilon, delta), seed, ledger=ledger, **parameters)
+    privatizer = PRIVATIZERS.make(name, learner, Budget(epsilon, delta), seed, ledger, **parameters)
     return privatizer
 
 

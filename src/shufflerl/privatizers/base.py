@@ -9,24 +9,20 @@ import numpy as np
 
 from shufflerl import checks
 from shufflerl.checks import FloatArray
-from shufflerl.counts import Batch, CountQuery, Counts, Release
+from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import ContractError
 from shufflerl.learners.base import Learner
 from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge, Ledger
 from shufflerl.privacy.noise import Noise
-
-Seed = int | np.random.SeedSequence
+from shufflerl.seeding import Seed, stream
 
 
 class Privatizer(ABC):
-    """Turns the true counts of a batch into what a learner may see, each batch once."""
+    """Turns the true counts of a batch into what a learner may see."""
 
     name: ClassVar[str]
-
-    def __init__(self) -> None:
-        self._batches_released = 0
 
     @abstractmethod
     def release(self, counts: Counts) -> Release:
@@ -39,21 +35,18 @@ class Privatizer(ABC):
     #: Whether noise does not depend on the counts, so that `noise_of_episodes` can draw it before them.
     draws_ahead: ClassVar[bool] = False
 
-    def noise_of_episodes(self, query: CountQuery, episodes: int) -> tuple[FloatArray, FloatArray]:
-        """What is added to the next batches of one user each: values[t, tag], and the total variance after each."""
-        raise NotImplementedError
+    def noise_of_episodes(self, query: CountQuery, batches: range) -> tuple[FloatArray, FloatArray]:
+        """What is added to these batches of one user each: values[t, tag], and the `added_variance` of each.
 
-    def _once(self, batch: Batch) -> None:
-        if batch.index != self._batches_released:
-            raise ContractError(
-                f"Batch {batch.index} was asked to be released, but batch {self._batches_released} comes next: batches "
-                "are released in order, once each. A second release of the same users would spend their budget twice."
-            )
+        No rows at all mean that nothing is added.
+        """
+        raise NotImplementedError
 
 
 class BudgetedPrivatizer(Privatizer):
-    """Charges a ledger for every batch before anything of it is drawn.
+    """Charges a ledger for every batch before anything of it is drawn, each batch once and in order.
 
+    It serves a learner from the batch on that comes next when it is made: after a restart, restore the learner first.
     Subclasses say which law their noise has (`_noise`), what of it the accountant may count on (`_charge`) and whom
     they trust.
     """
@@ -67,17 +60,16 @@ class BudgetedPrivatizer(Privatizer):
         learner: Learner,
         budget: Budget,
         seed: Seed,
+        ledger: Ledger | None = None,
         *,
         participations: int = 1,
-        ledger: Ledger | None = None,
     ) -> None:
-        super().__init__()
         warn_if_weak(budget, learner.problem.episodes)
         self.budget = budget
         self.participations = checks.whole("participations", participations, least=1)
         self.ledger = ledger or Ledger("simulation", budget)
-        self._rng = np.random.default_rng(seed)
-        self._total_variance = 0.0
+        self._rng = stream(seed, "noise")
+        self._next_batch = learner.batches_observed
 
     @property
     def honest_fraction(self) -> float:
@@ -92,19 +84,23 @@ class BudgetedPrivatizer(Privatizer):
     def _charge(self, query: CountQuery, users: int) -> Charge:
         """What a batch costs each of its users, all participations together."""
 
-    def _variances(self, noise: Noise, batches: int) -> FloatArray:
-        """The variance of the running sum of noise after each of the next batches."""
-        return self._total_variance + noise.variance * np.arange(1.0, batches + 1)
+    def _added_variances(self, noise: Noise, batches: range) -> FloatArray:
+        """By how much each of the batches raises the variance of the running sum of noise."""
+        return np.full(len(batches), noise.variance)
 
-    def _admit(self, query: CountQuery, users: int, batches: int) -> tuple[Noise, FloatArray]:
-        """Charge the next batches; only then is there a law to draw from, and the total variance after each."""
-        numbers = range(self._batches_released, self._batches_released + batches)
-        self.ledger.record_all([f"batch {number}" for number in numbers], self._charge(query, users))
+    def _admit(self, query: CountQuery, users: int, batches: range) -> tuple[Noise, FloatArray]:
+        """Charge the next batches; only then is there a law to draw from, and what each adds to the variance."""
+        if batches.start != self._next_batch:
+            raise ContractError(
+                f"Batch {batches.start} was asked to be released, but batch {self._next_batch} comes next: batches are "
+                "released in order, once each. A second release of the same users would spend their budget twice. "
+                "After a restart, restore the learner first and make the privatizer for it then."
+            )
+        self.ledger.record_all([f"batch {number}" for number in batches], self._charge(query, users))
         noise = self._noise(query, users)
-        variances = self._variances(noise, batches)
-        self._batches_released += batches
-        self._total_variance = float(variances[-1])
-        return noise, variances
+        added = self._added_variances(noise, batches)
+        self._next_batch = batches.stop
+        return noise, added
 
     def certificate(self, query: CountQuery) -> Certificate:
         """What a user who answers such a query is guaranteed."""
@@ -128,19 +124,19 @@ class AdditivePrivatizer(BudgetedPrivatizer):
 
     draws_ahead: ClassVar[bool] = True
 
-    def _draw(self, noise: Noise, batches: int, size: int) -> FloatArray:
-        """Noise of the last admitted batches[b, tag]."""
-        return noise.sample(self._rng, (batches, size))
+    def _draw(self, noise: Noise, batches: range, size: int) -> FloatArray:
+        """Noise[b, tag] of admitted batches."""
+        return noise.sample(self._rng, (len(batches), size))
 
     def release(self, counts: Counts) -> Release:
         """Charge the budget, then add noise."""
         batch = counts.batch
-        self._once(batch)
-        noise, variances = self._admit(batch.query, batch.users, 1)
-        values = counts.values + self._draw(noise, 1, batch.query.size)[0]
-        return Release(batch, values, noise, float(variances[0]))
+        alone = range(batch.index, batch.index + 1)
+        noise, added = self._admit(batch.query, batch.users, alone)
+        values = counts.values + self._draw(noise, alone, batch.query.size)[0]
+        return Release(batch, values, noise, float(added[0]))
 
-    def noise_of_episodes(self, query: CountQuery, episodes: int) -> tuple[FloatArray, FloatArray]:
+    def noise_of_episodes(self, query: CountQuery, batches: range) -> tuple[FloatArray, FloatArray]:
         """Noise of the next episodes, charged and drawn as if each had been released by itself."""
-        noise, variances = self._admit(query, 1, episodes)
-        return self._draw(noise, episodes, query.size), variances
+        noise, added = self._admit(query, 1, batches)
+        return self._draw(noise, batches, query.size), added

@@ -21,7 +21,8 @@ from shufflerl.learners.base import Learner
 from shufflerl.privacy.accounting import Budget, calibrate_gaussian
 from shufflerl.privacy.ledger import Charge, Ledger
 from shufflerl.privacy.noise import GaussianNoise, Noise
-from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer, Seed
+from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer
+from shufflerl.seeding import Seed
 
 _TRUST = ("unique users", "trusted server", "exact noise", "public parameters")
 
@@ -60,11 +61,17 @@ class Continual(AdditivePrivatizer):
         learner: Learner,
         budget: Budget,
         seed: Seed,
+        ledger: Ledger | None = None,
         *,
         participations: int = 1,
-        ledger: Ledger | None = None,
     ) -> None:
-        super().__init__(learner, budget, seed, participations=participations, ledger=ledger)
+        super().__init__(learner, budget, seed, ledger, participations=participations)
+        if learner.batches_observed:
+            raise ContractError(
+                f"{self.name} counts continually: its noise is correlated with that of the {learner.batches_observed} "
+                "batches already released, and that noise is gone. Keep the privatizer that served the learner, or "
+                "start the learner anew."
+            )
         self.batches = learner.most_batches
         self._query: CountQuery | None = None
         self._last: FloatArray | None = None  # noise of the running sum after the last release
@@ -89,26 +96,26 @@ class Continual(AdditivePrivatizer):
         """Variance of the increment at a batch, in units of one release's."""
 
     def _noise(self, query: CountQuery, users: int) -> Noise:
-        return GaussianNoise(self._sd(query) * math.sqrt(self._step_factor(self._batches_released)))
+        return GaussianNoise(self._sd(query) * math.sqrt(self._step_factor(self._next_batch)))
 
-    def _variances(self, noise: Noise, batches: int) -> FloatArray:
+    def _added_variances(self, noise: Noise, batches: range) -> FloatArray:
         assert self._query is not None
-        return self._sd(self._query) ** 2 * self._factors(self._batches_released, batches)
+        before = self._factors(batches.start - 1, 1) if batches.start else np.zeros(1)
+        return self._sd(self._query) ** 2 * np.diff(self._factors(batches.start, len(batches)), prepend=before)
 
-    def _draw(self, noise: Noise, batches: int, size: int) -> FloatArray:
+    def _draw(self, noise: Noise, batches: range, size: int) -> FloatArray:
         assert self._query is not None
-        first = self._batches_released - batches
-        running = self._sd(self._query) * self._running_noise(first, batches, size)
+        running = self._sd(self._query) * self._running_noise(batches.start, len(batches), size)
         before = np.zeros(size) if self._last is None else self._last
         self._last = running[-1]
         return np.diff(running, axis=0, prepend=before[None])
 
-    def _admit(self, query: CountQuery, users: int, batches: int) -> tuple[Noise, FloatArray]:
+    def _admit(self, query: CountQuery, users: int, batches: range) -> tuple[Noise, FloatArray]:
         if self._query is None:
             self._query = query
         if self._query != query:
             raise ContractError(f"{self.name} keeps running sums of one query; every batch must ask the same counters.")
-        if self._batches_released + batches > self.batches:
+        if batches.stop > self.batches:
             raise ContractError(f"{self.name} was set up for {self.batches} batches and cannot release another.")
         return super()._admit(query, users, batches)
 
@@ -127,11 +134,11 @@ class CentralToeplitz(Continual):
         learner: Learner,
         budget: Budget,
         seed: Seed,
+        ledger: Ledger | None = None,
         *,
         participations: int = 1,
-        ledger: Ledger | None = None,
     ) -> None:
-        super().__init__(learner, budget, seed, participations=participations, ledger=ledger)
+        super().__init__(learner, budget, seed, ledger, participations=participations)
         j = np.arange(self.batches, dtype=np.float64)
         # binom(2j, j) / 4^j = Gamma(j + 1/2) / (sqrt(pi) Gamma(j + 1))
         self._coefficients = np.exp(special.gammaln(j + 0.5) - special.gammaln(j + 1)) / math.sqrt(math.pi)
@@ -195,10 +202,10 @@ def central(
     learner: Learner,
     budget: Budget,
     seed: Seed,
+    ledger: Ledger | None = None,
     *,
     participations: int = 1,
-    ledger: Ledger | None = None,
 ) -> Privatizer:
     """The best trusted server for a learner: continual counting if it reads running sums, else noise per batch."""
     kind = CentralToeplitz if learner.reads_running_sums and learner.most_batches > 1 else CentralBatch
-    return kind(learner, budget, seed, participations=participations, ledger=ledger)
+    return kind(learner, budget, seed, ledger, participations=participations)

@@ -60,10 +60,9 @@ class LocalSampled(BudgetedPrivatizer):
     def release(self, counts: Counts) -> Release:
         """Charge the budget, then draw the users' reports."""
         batch = counts.batch
-        self._once(batch)
-        _, variances = self._admit(batch.query, batch.users, 1)
+        _, added = self._admit(batch.query, batch.users, range(batch.index, batch.index + 1))
         noise = self._noise(batch.query, batch.users)
-        return Release(batch, self._estimate(counts, noise), noise, float(variances[0]))
+        return Release(batch, self._estimate(counts, noise), noise, float(added[0]))
 
     def _estimate(self, counts: Counts, noise: UnaryNoise) -> FloatArray:
         group = counts.batch.query.groups

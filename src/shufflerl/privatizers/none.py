@@ -13,20 +13,17 @@ from shufflerl.privatizers.base import Privatizer
 
 
 class NoPrivacy(Privatizer):
-    """Releases true counts."""
+    """Releases true counts; it keeps no record, so one may serve many learners."""
 
     name: ClassVar[str] = "none"
     draws_ahead: ClassVar[bool] = True
 
     def release(self, counts: Counts) -> Release:
         """Pass the counts on as they are."""
-        self._once(counts.batch)
-        self._batches_released += 1
         return Release(counts.batch, counts.values.astype(np.float64), Silent(), 0.0)
 
-    def noise_of_episodes(self, query: CountQuery, episodes: int) -> tuple[FloatArray, FloatArray]:
+    def noise_of_episodes(self, query: CountQuery, batches: range) -> tuple[FloatArray, FloatArray]:
         """No rows: nothing is added."""
-        self._batches_released += episodes
         return np.empty((0, query.size)), np.empty(0)
 
     def certificate(self, query: CountQuery) -> None:

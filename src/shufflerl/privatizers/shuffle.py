@@ -11,7 +11,8 @@ from shufflerl.learners.base import Learner
 from shufflerl.privacy.accounting import Budget, calibrate, paper_noise, paper_tau
 from shufflerl.privacy.ledger import Charge, Ledger
 from shufflerl.privacy.noise import BinomialNoise, PoissonNoise
-from shufflerl.privatizers.base import AdditivePrivatizer, Seed
+from shufflerl.privatizers.base import AdditivePrivatizer
+from shufflerl.seeding import Seed
 
 _TRUST = ("unique users", "honest shuffler", "honest users", "exact noise", "public parameters")
 
@@ -33,12 +34,12 @@ class Shuffle(AdditivePrivatizer):
         learner: Learner,
         budget: Budget,
         seed: Seed,
+        ledger: Ledger | None = None,
         *,
         gamma: float = 1.0,
         participations: int = 1,
-        ledger: Ledger | None = None,
     ) -> None:
-        super().__init__(learner, budget, seed, participations=participations, ledger=ledger)
+        super().__init__(learner, budget, seed, ledger, participations=participations)
         self.gamma = checks.fraction("gamma", gamma)
 
     @property

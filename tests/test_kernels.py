@@ -1,0 +1,94 @@
+"""How kernels are compiled and cached."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from shufflerl import kernels
+from shufflerl.kernels.sampling import draw_one
+
+CALLEE = """
+from shufflerl.kernels import compiled, inlined
+
+@compiled
+def called():
+    return {value}
+
+@inlined
+def pasted():
+    return {value}
+"""
+CALLER = """
+from shufflerl.kernels import compiled
+from shufflerl.kernels.callee import called, pasted
+
+@compiled
+def total():
+    return called() + pasted()
+"""
+PROGRAM = """
+from shufflerl.kernels.caller import total
+print(total(), sum(total.stats.cache_hits.values()))
+"""
+
+
+def test_a_changed_callee_is_never_served_from_the_cache(tmp_path: Path) -> None:
+    """A package of the same name with our decorators and two files, one of which is edited between runs."""
+    package = tmp_path / "shufflerl" / "kernels"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    shutil.copy(str(kernels.__file__), package)
+    (package / "caller.py").write_text(CALLER)
+
+    def run(value: int) -> list[int]:
+        (package / "callee.py").write_text(CALLEE.format(value=value))
+        done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return [int(word) for word in done.stdout.split()]
+
+    assert run(1) == [2, 0]
+    assert run(1) == [2, 1], "an unchanged kernel comes from the cache"
+    assert run(10) == [20, 0]
+
+
+@pytest.mark.parametrize("trouble", [AttributeError("no _cache"), RuntimeError("no place to write")])
+def test_without_a_cache_that_can_be_trusted_there_is_none(trouble: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    njit = numba.njit
+
+    def strange(*, cache: bool = False, **options: Any) -> Any:
+        if cache:
+            raise trouble
+        return njit(**options)
+
+    monkeypatch.setattr(kernels, "numba", SimpleNamespace(njit=strange))
+    kernel: Any = kernels.compiled(lambda x: x + 1)
+    assert kernel(1) == 2
+    assert not kernel.stats.cache_path
+
+
+def test_time_in_the_compiler_is_told_and_announced() -> None:
+    notices: list[str] = []
+    with kernels.compiler_clock() as seconds, kernels.when_compiling(lambda: notices.append("compiling")):
+        fresh = numba.njit(lambda x: x + 1)
+        assert (seconds(), notices) == (0.0, [])
+        fresh(1)
+        once = seconds()
+        assert once > 0
+        assert notices == ["compiling"]
+        fresh(2)
+        assert (seconds(), notices) == (once, ["compiling"])
+
+
+def test_a_draw_never_falls_on_what_cannot_happen() -> None:
+    """Rounding may leave the sum of the probabilities below the drawn number: exaggerated here."""
+    rng = np.random.default_rng(0)
+    for law, only in (([0.3, 0.0], 0), ([0.0, 0.3, 0.0, 0.0], 1), ([0.0, 0.0, 0.3], 2)):
+        assert {draw_one(rng, np.array(law)) for _ in range(100)} == {only}
