@@ -145,6 +145,21 @@ def test_a_private_run_carries_its_certificate(call: Call) -> None:
     assert "differential privacy, shuffle model, noise sd 24.78" in text
 
 
+def test_the_papers_learner_tells_its_stages(call: Call) -> None:
+    arguments = ("run", "riverswim", "--learner", "sdp-pe", "--privatizer", "shuffle", "--epsilon", "5")
+    code, text = call(*arguments, "--trace", "--explain")
+    assert code == 0
+    assert "Stages of the first seed" in text
+    assert "per action" in text
+    assert " stayed." in text
+    code, text = call(*arguments, "--episodes", "2000", "--learner-param", "constants=paper", "--json")
+    stages = json.loads(text)["trace"]
+    assert sum(stage["users"] for stage in stages) == 2000
+    assert stages[0]["radius"] > 1
+    code, text = call(*RUN, "--trace")
+    assert "does not proceed in stages" in text
+
+
 def test_calibrate(call: Call) -> None:
     code, text = call("calibrate", "--epsilon", "1", "--delta", "1e-5", "--horizon", "6", "--json")
     assert code == 0

@@ -65,7 +65,7 @@ def test_nothing_can_be_eliminated_at_the_papers_own_number_of_episodes() -> Non
     """Correction 10: at K = 20,000 the radius exceeds the range of values ten thousandfold."""
     history, learner = _literal(20_000, 1.0)
     assert learner.policies.log2_size == 24
-    assert learner.trace[-1].radius > 1e4 * 6
+    assert (learner.trace[-1].radius or 0.0) > 1e4 * 6
     assert history.total_regret > 0.8 * 20_000 * _riverswim().optimal_value
     assert isinstance(learner.radius, PaperRadius)
     assert learner.radius.infrequent.all()
@@ -103,9 +103,11 @@ def test_values_are_estimated_within_the_radius_and_survivors_within_four(epsilo
     mdp = _riverswim()
     _, learner = _literal(10**15, epsilon)
     for record in learner.trace[-8:]:
+        assert record.radius is not None
         assert abs(record.best_value - mdp.optimal_value) <= record.radius
     worst = mdp.optimal_value - _worst_left(learner, mdp)
-    assert worst <= 4 * learner.trace[-1].radius
+    assert learner.radius.last is not None
+    assert worst <= 4 * learner.radius.last
 
 
 def _worst_left(learner: SDPPE, mdp: MDP) -> float:
@@ -147,6 +149,7 @@ def test_the_lemmas_on_random_mdps(seed: int, epsilon: float | None) -> None:
     learn(learner, CountPopulation(mdp, users), privatizer)
     radius = learner.radius
     assert isinstance(radius, _WatchedRadius)
+    assert radius.last is not None
     absorbing = np.where(radius.infrequent, 0.0, mdp.transitions)
     assert not radius.infrequent.all()
     slack = 1 / mdp.horizon

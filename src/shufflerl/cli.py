@@ -15,6 +15,7 @@ from shufflerl.errors import ShuffleRLError
 
 if TYPE_CHECKING:
     from shufflerl.experiment import Run, Setting
+    from shufflerl.learners.stages import StageRecord
 
 app = typer.Typer(
     name="shufflerl",
@@ -88,6 +89,8 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Save a figure of the regret curves here.", metavar="FILE")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print what the first seed did, stage by stage.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell the most telling of these stages in words.")] = False,
 ) -> None:
     """Run a learner on an environment and report its regret."""
     from shufflerl import checks
@@ -122,6 +125,8 @@ def run(
         typer.echo(json.dumps(figures, allow_nan=False))
     else:
         _print_summary(figures)
+        if trace or explain:
+            _print_stages(runs[0].trace, table=trace, words=explain)
     if plot is not None:
         typer.echo(f"Figure saved to {plot}", err=as_json)
 
@@ -254,6 +259,28 @@ def _print_summary(figures: dict[str, Any]) -> None:
     table.add_row("policy switches", f"{figures['switches']['mean']:,.1f}")
     table.add_row("time", f"{seconds:.2f} s, {episodes * seeds / max(seconds, 1e-9):,.0f} episodes/s")
     Console().print(table)
+
+
+def _print_stages(stages: list[StageRecord], *, table: bool, words: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not stages:
+        console.print("\nThis learner does not proceed in stages; there is nothing to trace.")
+        return
+    if table:
+        titles = ("stage", "users", "log2 policies", "coverage", "radius", "best value", "eliminated")
+        rows = Table(*titles, box=None, pad_edge=False, title="\nStages of the first seed", title_justify="left")
+        for stage in stages:
+            coverage = "" if stage.coverage_ratio is None else f"{stage.coverage_ratio:.3f}"
+            radius = "per action" if stage.radius is None else f"{stage.radius:.4g}"
+            gone = f"to 2^{stage.log2_policies - stage.eliminated:.1f}" if stage.eliminated else ""
+            left = f"{stage.log2_policies:.1f}"
+            rows.add_row(str(stage.stage), f"{stage.users:,}", left, coverage, radius, f"{stage.best_value:.4f}", gone)
+        console.print(rows)
+    if words:
+        console.print(f"\n{max(stages, key=lambda stage: stage.eliminated).in_words()}", soft_wrap=True)
 
 
 def main() -> None:

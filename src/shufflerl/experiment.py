@@ -15,6 +15,7 @@ from shufflerl import checks, envs, learners, privatizers
 from shufflerl.counts import CountQuery
 from shufflerl.history import History
 from shufflerl.kernels import compiler_clock
+from shufflerl.learners.stages import StageRecord
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MDP, MOST_EPISODES
 from shufflerl.population import CountPopulation, Population, TrajectoryPopulation
@@ -51,6 +52,7 @@ class Run:
     optimal_value: float | None
     history: History
     certificate: Certificate | None
+    trace: list[StageRecord]
     seconds: float
 
 
@@ -76,7 +78,8 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
     with compiler_clock() as compiling:
         history = learn(learner, population, privatizer, progress=progress)
         seconds = time.perf_counter() - began - compiling()
-    return Run(seed, optimal_value, history, privatizer.certificate(CountQuery.everything(problem)), seconds)
+    certificate = privatizer.certificate(CountQuery.everything(problem))
+    return Run(seed, optimal_value, history, certificate, learner.trace, seconds)
 
 
 def run_seeds(
@@ -120,5 +123,6 @@ def summary(setting: Setting, runs: list[Run]) -> dict[str, Any]:
         "switches": {"mean": float(np.mean([run.history.switches for run in runs]))},
         "optimal_value": float(np.mean(optima)) if known else None,
         "certificate": None if runs[0].certificate is None else runs[0].certificate.as_dict(),
+        "trace": [record.as_dict() for record in runs[0].trace] or None,
         "seconds": sum(run.seconds for run in runs),
     }

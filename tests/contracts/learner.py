@@ -92,6 +92,20 @@ class LearnerContract:
         assert _joined(first, second) == _joined(whole)
         assert first.switches + second.switches == whole.switches
 
+    def test_a_restored_learner_saves_the_same_bytes(self) -> None:
+        """At every batch, with it waiting and without: nothing that matters is left out of a saved state."""
+        learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()
+        for _ in range(12):
+            for waiting in (False, True):
+                if waiting:
+                    batch = learner.next_batch()
+                restored = self.learner(seed=7)
+                restored.restore(learner.save())
+                assert restored.save() == learner.save()
+            if batch is None:
+                break
+            learner.observe(privatizer.release(population.play(batch)))
+
     def test_decisions_depend_on_releases_alone(self) -> None:
         """Replayed with no population in sight, recorded releases lead to the same batches: no access to truth."""
         learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()

@@ -12,6 +12,7 @@ from shufflerl.seeding import Seed
 LEARNERS = Registry(
     "learner",
     {
+        "sdp-pe": Entry("shufflerl.learners.sdp_pe:SDPPE", "the paper's policy elimination in growing stages"),
         "ucbvi": Entry("shufflerl.learners.ucbvi:UCBVI", "upper confidence bound value iteration, optimistic"),
     },
     given=("problem", "seed"),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shufflerl import state
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
+from shufflerl.learners.stages import StageRecord
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.seeding import Seed, stream
 
@@ -43,6 +44,7 @@ class Learner(ABC):
         self.rng = stream(seed, "learner")
         self.episodes_played = 0
         self.batches_observed = 0
+        self.trace: list[StageRecord] = []  # of a learner that proceeds in stages: what happened in each
         self.deployed: Mixture | None = None  # what the last answered batch played
         self._waiting: Batch | None = None
 

@@ -26,8 +26,8 @@ from shufflerl.policy_sets.product import ProductSet
 class Radius(ABC):
     """What was learned, and how sure it is."""
 
-    #: The radius of the last elimination; nan where every action has its own.
-    last: float = math.nan
+    #: The radius of the last elimination; None where every action has its own.
+    last: float | None = None
 
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
         assert problem.start is not None
@@ -114,9 +114,9 @@ class PaperRadius(Radius):
         """Without every policy that is 2 xi_b worse than the best under the refined estimate (Algorithm 1, line 8)."""
         counts = self._private_counts(release)
         refined, rewards = self._absorbing(counts), counts.reward_means
-        self.last = self.radius(counts.precision, users // 3)
+        self.last = radius = self.radius(counts.precision, users // 3)
         self.incumbent, value = policies.best(refined, rewards, self.start, self.rng)
-        return policies.eliminate(refined, rewards, self.start, 2 * self.last), value
+        return policies.eliminate(refined, rewards, self.start, 2 * radius), value
 
     def radius(self, precision: float, length: int) -> float:
         """xi_b = C (sqrt(X A H^3 iota / L_b) + X^3 A H^5 E iota / L_b)."""

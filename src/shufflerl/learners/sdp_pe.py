@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shufflerl import checks, policy_sets
 from shufflerl.checks import FloatArray
 from shufflerl.counts import CountQuery, Release
-from shufflerl.coverage import Design, coverage_design
+from shufflerl.coverage import coverage_design
 from shufflerl.errors import InvalidInputError
 from shufflerl.learners.base import Learner
 from shufflerl.learners.radius import DataRadius, PaperRadius, Radius
@@ -117,10 +117,9 @@ class SDPPE(Learner):
             if options["radius"] == "paper"
             else DataRadius(problem, self.rng, forget=options["memory"] == "forget", deviations=deviations)
         )
-        self.trace: list[StageRecord] = []
         self._step = 0  # of crude exploration; past the last it is fine exploration's turn
         self._explorers: list[PolicyArray] = []  # of the steps explored in this stage: the auxiliary policy
-        self._design: Design | None = None
+        self._coverage_ratio: float | None = None  # of the stage's design
         self._warm: Mixture | None = None
         self._begin_stage()
 
@@ -167,17 +166,17 @@ class SDPPE(Learner):
         """Deploy the coverage design and what the radius adds to it; in a last stage that commits, the best policy."""
         users = self.stages[self._stage] - sum(self._crude_users)
         query = CountQuery.everything(self.problem)
-        self._design = None
+        self._coverage_ratio = None
         if self._last and self._commits and self.radius.incumbent is not None:
             return users, Mixture.single(self.radius.incumbent), query
         model = self.radius.exploration_model
-        self._design = coverage_design(self.policies, model, self.start, self.rng, warm_start=self._warm)
-        self._warm = self._design.mixture
+        design = coverage_design(self.policies, model, self.start, self.rng, warm_start=self._warm)
+        self._warm, self._coverage_ratio = design.mixture, design.ratio
         auxiliary = None
         if self._explorers:
             last, _ = self.policies.explorers(model, self.start, self.problem.horizon - 1, self.rng)
             auxiliary = _uniform(np.concatenate([*self._explorers, last]))
-        return users, self.radius.fine_mixture(self.policies, self._design, auxiliary, users), query
+        return users, self.radius.fine_mixture(self.policies, design, auxiliary, users), query
 
     def _learn(self, release: Release) -> None:
         if self._step < len(self._crude_users):
@@ -196,7 +195,7 @@ class SDPPE(Learner):
                 stage=self._stage + 1,
                 users=self.stages[self._stage],
                 log2_policies=before,
-                coverage_ratio=float("nan") if self._design is None else self._design.ratio,
+                coverage_ratio=self._coverage_ratio,
                 radius=self.radius.last,
                 best_value=best,
                 eliminated=before - self.policies.log2_size,
@@ -217,7 +216,7 @@ class SDPPE(Learner):
         values = {
             "step": self._step,
             "trace": [record.as_dict() for record in self.trace],
-            "design": None if self._design is None else [self._design.coverage, self._design.triples],
+            "coverage_ratio": self._coverage_ratio,
         }
         return values, arrays | {name: array for name, array in optional.items() if array is not None}
 
@@ -229,7 +228,7 @@ class SDPPE(Learner):
         )
         if self._stage < len(self.stages):
             self._begin_stage()
-        self._step = values["step"]
+        self._step, self._coverage_ratio = values["step"], values["coverage_ratio"]
         self.radius.recall(_under("radius.", arrays))
         self.radius.incumbent = arrays.get("incumbent")
         if "explorers" in arrays:

@@ -15,8 +15,8 @@ class StageRecord:
     stage: int
     users: int
     log2_policies: float  # in the set when the stage began
-    coverage_ratio: float  # worst-case coverage of the design over the number of reachable (h, x, a); 1 is optimal
-    radius: float  # half of what a policy must lose by to be eliminated; nan where every action has its own
+    coverage_ratio: float | None  # worst-case coverage over the number of reachable (h, x, a); None: no design
+    radius: float | None  # half of what a policy must lose by to be eliminated; None: every action has its own
     best_value: float  # of the set's best policy, as estimated
     eliminated: float  # log2 of how many times fewer policies are left
 
@@ -26,9 +26,11 @@ class StageRecord:
 
     def in_words(self) -> str:
         """The stage told to a reader."""
-        coverage = f"the fine mixture covered every reachable pair within {self.coverage_ratio:.2f} of the optimum"
-        if self.coverage_ratio != self.coverage_ratio:  # nan: no design was made
-            coverage = "every user was given the best policy so far"
+        coverage = (
+            "every user was given the best policy so far"
+            if self.coverage_ratio is None
+            else f"the worst-covered policy was covered within a factor {self.coverage_ratio:.2f} of the best design"
+        )
         verdict = (
             "No policy was bad enough to go."
             if self.eliminated == 0
@@ -36,7 +38,7 @@ class StageRecord:
         )
         margin = (
             "each action had to be worse than the incumbent beyond its own standard error"
-            if self.radius != self.radius
+            if self.radius is None
             else f"a policy had to be {2 * self.radius:.4g} worse than the best"
         )
         return (
