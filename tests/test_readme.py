@@ -17,7 +17,8 @@ def test_the_example_runs_and_learns(capsys: pytest.CaptureFixture[str]) -> None
     exec(compile(blocks[0], str(README), "exec"), names)
     printed = capsys.readouterr().out
     assert printed.startswith("optimal value 0.4758, regret ")
-    assert 0 < names["history"].total_regret < 1000  # type: ignore[attr-defined]
+    assert "-differential privacy in the shuffle model" in printed
+    assert 0 < names["history"].total_regret < 3000  # type: ignore[attr-defined]
 
 
 def test_every_link_leads_somewhere() -> None:
