@@ -117,7 +117,8 @@ def incumbent_value(
 
 
 @compiled
-def standard_error(
+def beyond_doubt(
+    gap: float,
     h: int,
     x: int,
     a: int,
@@ -132,11 +133,12 @@ def standard_error(
     known: BoolArray,
     sampling: FloatArray,
     noise: FloatArray,
-) -> float:
-    """What to allow for the estimated gap, from (h, x) on, between the incumbent and a followed by the rival.
+) -> bool:
+    """Whether the estimated gap, from (h, x) on, between the incumbent and a followed by the rival exceeds its error.
 
-    Both are read off the same model, so errors they share cancel: `deviations` standard errors of the difference, row
-    by row along both paths, plus `curvature` times a second-order term that counts where rows are thin.
+    Both are read off the same model, so errors they share cancel: the error allowed for is `deviations` standard errors
+    of the difference, row by row along both paths, plus `curvature` times a second-order term that counts where rows
+    are thin. It only grows on the way, so the walk ends where it has reached the gap.
     """
     horizon, states, _ = rewards.shape
     ours = np.zeros(states)
@@ -168,9 +170,11 @@ def standard_error(
                 for y in range(states):
                     ours_next[y] += p * transitions[k, z, i, y]
                     theirs_next[y] += q * transitions[k, z, j, y]
+        if gap <= deviations * np.sqrt(variance) + curvature * thin:
+            return False
         ours = ours_next
         theirs = theirs_next
-    return float(deviations * np.sqrt(variance) + curvature * thin)
+    return True
 
 
 @compiled
@@ -199,21 +203,23 @@ def dominated(
         for x in range(allowed.shape[1]):
             for a in range(allowed.shape[2]):
                 gap = value[h, x] - rival_q[h, x, a]
-                if allowed[h, x, a] and known[h, x, a] and a != incumbent[h, x] and gap > 0:
-                    drop[h, x, a] = gap > standard_error(
-                        h,
-                        x,
-                        a,
-                        incumbent,
-                        value,
-                        rival,
-                        rival_value,
-                        curvature,
-                        deviations,
-                        transitions,
-                        rewards,
-                        known,
-                        sampling,
-                        noise,
-                    )
+                if not allowed[h, x, a] or not known[h, x, a] or a == incumbent[h, x] or gap <= 0:
+                    continue
+                drop[h, x, a] = beyond_doubt(
+                    gap,
+                    h,
+                    x,
+                    a,
+                    incumbent,
+                    value,
+                    rival,
+                    rival_value,
+                    curvature,
+                    deviations,
+                    transitions,
+                    rewards,
+                    known,
+                    sampling,
+                    noise,
+                )
     return drop
