@@ -295,3 +295,45 @@ def test_weak_budgets_are_allowed_with_a_warning() -> None:
         privatizers.make("central", learner(), epsilon=12.0, delta=1e-9, seed=0)
     with pytest.warns(PrivacyWarning, match="publishing the data"):
         privatizers.make("central", learner(), epsilon=1.0, delta=1e-3, seed=0)
+
+
+@pytest.mark.parametrize("kind", [CentralToeplitz, CentralTree])
+def test_taking_part_twice_in_continual_counting_needs_twice_the_noise(kind: type[Continual]) -> None:
+    """The same user in two batches shifts two columns that overlap: checked on the covariance of the running sums."""
+    batches = 8
+    learner_ = UCBVI(MDP_.problem(batches), 0)
+    query = CountQuery.everything(MDP_.problem(1))
+    budget = Budget(1.0, 1e-6)
+    draws = [
+        kind(learner_, budget, seed, participations=2).noise_of_episodes(query, range(batches))[0]
+        for seed in range(1500)
+    ]
+    running = np.cumsum(draws, axis=1)
+    covariance = np.einsum("rtc,rsc->ts", running, running) / (running.shape[0] * running.shape[2])
+    shifts = [
+        (np.arange(batches) >= s).astype(float) + (np.arange(batches) >= t) for s in range(batches) for t in range(s)
+    ]
+    worst = max(np.sqrt(shift @ np.linalg.solve(covariance, shift)) for shift in shifts)
+    allowed = 1 / calibrate_gaussian(budget, query.changed_counters).sd
+    assert worst <= 1.05 * allowed
+
+
+@pytest.mark.parametrize("name", ["shuffle", "shuffle-paper", "local"])
+@pytest.mark.parametrize("seed", [1, np.random.SeedSequence(1)])
+def test_a_privatizer_made_after_a_restart_draws_other_noise(name: str, seed: int | np.random.SeedSequence) -> None:
+    """Otherwise two batches would carry the same noise, and their difference none."""
+    learner_ = UCBVI(MDP_.problem(100), 0, batch=10)
+    users = CountPopulation(MDP_, 0)
+
+    def errors() -> np.ndarray:
+        privatizer = privatizers.make(name, learner_, epsilon=1.0, delta=1e-6, seed=seed)
+        batch = learner_.next_batch()
+        assert batch is not None
+        counts = users.play(batch)
+        release = privatizer.release(counts)
+        learner_.observe(release)
+        return release.values - counts.values
+
+    first, second = errors(), errors()
+    assert not np.array_equal(first, second)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.9

@@ -68,8 +68,13 @@ class BudgetedPrivatizer(Privatizer):
         self.budget = budget
         self.participations = checks.whole("participations", participations, least=1)
         self.ledger = ledger or Ledger("simulation", budget)
-        self._rng = stream(seed, "noise")
         self._next_batch = learner.batches_observed
+        # After a restart another stream: the same noise on two batches would cancel in their difference.
+        self._rng = stream(seed, "noise", self._next_batch)
+        self._prepare(learner)
+
+    def _prepare(self, learner: Learner) -> None:
+        """What a subclass must know of the learner it serves; here nothing."""
 
     @property
     def honest_fraction(self) -> float:

@@ -56,16 +56,7 @@ class Continual(AdditivePrivatizer):
     model: ClassVar[str] = "central"
     assumptions: ClassVar[tuple[str, ...]] = _TRUST
 
-    def __init__(
-        self,
-        learner: Learner,
-        budget: Budget,
-        seed: Seed,
-        ledger: Ledger | None = None,
-        *,
-        participations: int = 1,
-    ) -> None:
-        super().__init__(learner, budget, seed, ledger, participations=participations)
+    def _prepare(self, learner: Learner) -> None:
         if learner.batches_observed:
             raise ContractError(
                 f"{self.name} counts continually: its noise is correlated with that of the {learner.batches_observed} "
@@ -77,11 +68,14 @@ class Continual(AdditivePrivatizer):
         self._last: FloatArray | None = None  # noise of the running sum after the last release
 
     def _charge(self, query: CountQuery, users: int) -> Charge:
-        noise = calibrate_gaussian(self.budget, query.changed_counters, self.participations)
-        return Charge(noise, query.changed_counters * self.participations)
+        # A user in m batches shifts the sum of m columns of R, which may all point the same way: its norm is up to m
+        # times one column's, as that of m^2 orthogonal changes, not of m.
+        times = self.participations**2
+        noise = calibrate_gaussian(self.budget, query.changed_counters, times)
+        return Charge(noise, query.changed_counters * times)
 
     def _sd(self, query: CountQuery) -> float:
-        return calibrate_gaussian(self.budget, query.changed_counters, self.participations).sd
+        return self._charge(query, 1).noise.sd
 
     @abstractmethod
     def _factors(self, first: int, count: int) -> FloatArray:
@@ -129,16 +123,8 @@ class CentralToeplitz(Continual):
     name: ClassVar[str] = "central"
     mechanism: ClassVar[str] = "continual counting by a trusted server (square-root Toeplitz factorisation, Gaussian)"
 
-    def __init__(
-        self,
-        learner: Learner,
-        budget: Budget,
-        seed: Seed,
-        ledger: Ledger | None = None,
-        *,
-        participations: int = 1,
-    ) -> None:
-        super().__init__(learner, budget, seed, ledger, participations=participations)
+    def _prepare(self, learner: Learner) -> None:
+        super()._prepare(learner)
         j = np.arange(self.batches, dtype=np.float64)
         # binom(2j, j) / 4^j = Gamma(j + 1/2) / (sqrt(pi) Gamma(j + 1))
         self._coefficients = np.exp(special.gammaln(j + 0.5) - special.gammaln(j + 1)) / math.sqrt(math.pi)
