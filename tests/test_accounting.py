@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
+from shufflerl import privatizers
 from shufflerl.checks import FloatArray
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
+from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.privacy import accounting
 from shufflerl.privacy.accounting import (
     NUMERIC_FLOOR,
@@ -23,12 +27,14 @@ from shufflerl.privacy.accounting import (
     PrivacyLoss,
     calibrate,
     calibrate_gaussian,
+    calibrate_unary,
     paper_noise,
     paper_tau,
     privacy_loss,
     warn_if_weak,
 )
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent
+from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise
+from tests.examples import random_mdp
 
 Lattice = PoissonNoise | BinomialNoise
 
@@ -440,6 +446,54 @@ def test_weak_budgets_are_allowed_with_a_warning_that_says_what_they_mean() -> N
         warn_if_weak(Budget(1.0, 1e-2), users=2000)
     with pytest.warns(PrivacyWarning, match="hardly"):
         warn_if_weak(Budget(1e6, 1e-5), users=1000)
+
+
+def test_a_warning_names_the_line_of_the_user() -> None:
+    learner = UCBVI(random_mdp(0).problem(1000), 0)
+    with pytest.warns(PrivacyWarning) as directly:
+        warn_if_weak(Budget(12.0, 1e-2), users=1000)
+    with pytest.warns(PrivacyWarning) as deep_inside:
+        privatizers.make("shuffle", learner, epsilon=12.0, delta=1e-2, seed=0)
+    assert [warning.filename for warning in (*directly, *deep_inside)] == 4 * [__file__]
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3, 0.5, 0.7, 1 - 1e-12])
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 11.0, 300.0, 708.0, 720.0, 800.0, 1e6])
+def test_unary_encoding_is_calibrated_at_any_budget(epsilon: float, delta: float) -> None:
+    flip = calibrate_unary(Budget(epsilon, delta))
+    loss = privacy_loss(UnaryNoise(100, 3, flip), 2)
+    assert loss.delta(epsilon) <= delta
+    assert loss.epsilon(delta) <= epsilon * (1 + 1e-12) + 1e-12
+    exact = (1 - 2 * Decimal(delta)) / (1 + Decimal(epsilon).exp())
+    assert flip == pytest.approx(max(float(exact), sys.float_info.min), rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize("flip", [5e-324, 1e-310, 1e-300, 0.1])
+def test_the_loss_of_any_unary_encoding_is_known(flip: float) -> None:
+    loss = privacy_loss(UnaryNoise(100, 3, flip), 2)
+    assert loss.delta(1e6) == 0.0
+    assert loss.epsilon(0.6) == 0.0
+    epsilon = loss.epsilon(0.25)
+    assert epsilon == pytest.approx(math.log(0.5 - flip) - math.log(flip))
+    assert loss.delta(epsilon) == pytest.approx(0.25)
+
+
+def test_a_budget_that_leaves_a_unary_report_nothing_to_say_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="epsilon is 1e-20 and delta 1e-18: a unary report"):
+        calibrate_unary(Budget(1e-20, 1e-18))
+
+
+def test_a_budget_that_needs_more_noise_than_can_be_drawn_is_refused_by_name() -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"epsilon is 1e-09 and delta 1e-11: .* no more than 1e\+18 can be drawn"
+    ):
+        calibrate(Budget(1e-9, 1e-11), 22)
+
+
+@pytest.mark.parametrize("epsilon", [800.0, 1e7, 1e200])
+def test_huge_epsilons_are_calibrated(epsilon: float) -> None:
+    for noise in (calibrate(Budget(epsilon, DELTA), 22), calibrate_gaussian(Budget(epsilon, DELTA), 22)):
+        assert privacy_loss(noise, 22).delta(epsilon) <= DELTA
 
 
 def test_a_loss_is_one_kind_of_value() -> None:

@@ -20,8 +20,8 @@ from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.privacy import protocol
-from shufflerl.privacy.accounting import Budget, calibrate, paper_noise, privacy_loss
-from shufflerl.privacy.audit import FEWEST_SAMPLES, AuditReport, System, audit
+from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, privacy_loss
+from shufflerl.privacy.audit import FEWEST_SAMPLES, AuditReport, System, audit, refutable_epsilon
 from shufflerl.privacy.noise import GaussianNoise, PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 
@@ -228,6 +228,16 @@ def integers_in_one_number() -> System:
     return System(randomize=randomize)
 
 
+def narrow_where_rewarded() -> System:
+    """The same tags in fewer bytes after a reward: the type of a report tells."""
+
+    def randomize(agreed: Protocol, one: Trajectories) -> Any:
+        report = protocol.randomize(agreed, one)
+        return report.astype(np.int32) if one.rewards.any() else report
+
+    return System(randomize=randomize)
+
+
 FAULTS: list[tuple[Callable[[], System], set[str]]] = [
     (halved, {"noise law"}),
     (over_half_the_counters, {"calibration"}),
@@ -248,6 +258,7 @@ FAULTS: list[tuple[Callable[[], System], set[str]]] = [
     (integers_by_position, {"schema"}),
     (integers_in_pairs, {"schema"}),
     (integers_in_one_number, {"schema"}),
+    (narrow_where_rewarded, {"schema"}),
 ]
 
 
@@ -275,8 +286,11 @@ def test_a_report_reads_well_and_fits_into_json(sound: AuditReport) -> None:
     assert "probability at most 1e-05" in text
     assert all(finding.name in text and finding.explanation in text for finding in sound.tests)
     assert set(values) == {
-        "claimed_epsilon", "epsilon_lower_bound", "passed", "tests", "delta", "samples", "seconds"
+        "claimed_epsilon", "epsilon_lower_bound", "refutable_epsilon", "false_alarm_rate", "passed", "tests", "delta",
+        "samples", "seconds",
     }  # fmt: skip
+    assert values["false_alarm_rate"] == 1e-5
+    assert f"a true epsilon above about {values['refutable_epsilon']:.3g}, nine times in ten" in text
     assert (values["claimed_epsilon"], values["delta"], values["samples"]) == (1.0, 1e-5, 2000)
     assert all(set(test) == {"name", "passed", "p_value", "explanation"} for test in values["tests"])
 
@@ -286,6 +300,8 @@ def test_a_failed_report_names_the_fault() -> None:
     assert str(report).startswith("Audit FAILED: schema")
     assert report.failures == ("schema",)
     assert report.epsilon_lower_bound == 0.0
+    assert report.as_dict()["refutable_epsilon"] is None
+    assert "could not have refuted any epsilon" in str(report)
     assert {finding.name for finding in report.tests} == DETERMINISTIC
 
 
@@ -293,6 +309,8 @@ def test_a_factor_two_in_the_composition_shows_in_the_observers_errors() -> None
     """Without looking at the calibration: the bound is about 2.46, give or take 0.08, where 2 is claimed."""
     report = audit(CHEAP, samples=8000, level=0.1, system=over_half_the_counters())
     assert report.epsilon_lower_bound > CHEAP.epsilon
+    true_epsilon = privacy_loss(PoissonNoise(calibrate(CHEAP, 6).mean / 2), 6).epsilon(CHEAP.delta)
+    assert CHEAP.epsilon < report.refutable_epsilon < true_epsilon
     assert {"calibration", "epsilon", "privacy curve"} <= set(report.failures)
     p_values = {finding.name: finding.p_value for finding in report.tests}
     assert (p_values["noise law"] or 0.0) > 1e-6  # the noise is as declared; it is declared too small
@@ -306,6 +324,23 @@ def test_the_gaussian_reading_is_no_false_alarm() -> None:
         false_alarms, misses = stats.skellam.sf(changed / 2, mean, mean), stats.skellam.cdf(-changed / 2, mean, mean)
         mu = float(-special.ndtri(false_alarms) - special.ndtri(misses))
         assert privacy_loss(GaussianNoise(math.sqrt(2) / mu), 2).epsilon(delta) <= epsilon
+
+
+@pytest.mark.parametrize(("samples", "level"), [(200, 1e-3), (2000, 1e-4), (8000, 0.01)])
+def test_the_stated_power_is_the_power(samples: int, level: float) -> None:
+    """A Gaussian mechanism of the stated epsilon is refuted nine times in ten, by its binomial errors."""
+    stated = refutable_epsilon(samples, BUDGET, level)
+    mu = math.sqrt(2) / calibrate_gaussian(Budget(stated, BUDGET.delta), 2).sd
+    errors = np.random.default_rng(5).binomial(samples, special.ndtr(-mu / 2), (2, 4000))
+    bounds = sum(-special.ndtri(stats.beta.isf(level / 2, kind + 1, samples - kind)) for kind in errors)
+    refuted = np.mean(bounds > math.sqrt(2) / calibrate_gaussian(BUDGET, 2).sd)
+    assert 0.88 < refuted < 1.0  # the two kinds of error may make up for each other: more than nine in ten
+    assert stated > BUDGET.epsilon
+    assert refutable_epsilon(4 * samples, BUDGET, level) < stated
+
+
+def test_too_few_samples_refute_nothing() -> None:
+    assert refutable_epsilon(FEWEST_SAMPLES, Budget(100.0, 1e-5), 1e-3) == math.inf
 
 
 @pytest.mark.parametrize(

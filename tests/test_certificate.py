@@ -44,7 +44,7 @@ def test_models_of_trust_name_whom_they_trust() -> None:
     local = _certificate("local")
     assert not {"honest shuffler", "trusted server"} & set(local.assumptions)
     assert set(IMPLICATIONS) == {"shuffle", "central", "local"}
-    used = {name for kind in ("shuffle", "central", "local") for name in _certificate(kind).assumptions}
+    used = {name for kind in ("shuffle", "central", "local-sampled") for name in _certificate(kind).assumptions}
     assert used == set(ASSUMPTIONS)
 
 
@@ -66,6 +66,29 @@ def test_sizes_for_a_paper_sized_problem() -> None:
     assert sized["messages_per_user"] == pytest.approx(11 + 256 * sized["lambda"] / 1000)
     wider = size_up(1.0, 1e-5, horizon=6, states=4, actions=2, users=1000, gamma=0.5)
     assert wider["lambda"] == pytest.approx(2 * sized["lambda"])
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_sizes_state_the_budget_and_what_is_truly_spent(gamma: float) -> None:
+    sized = size_up(1.0, 1e-5, horizon=6, states=4, actions=2, users=1000, gamma=gamma)
+    certificate = certificate_of(sized["lambda"], 1e-5, horizon=6, gamma=gamma, participations=1)
+    assert sized["epsilon"] == 1.0
+    assert sized["true_epsilon"] == pytest.approx(certificate.epsilon, abs=1e-12)
+    assert sized["true_epsilon"] != 1.0
+    assert sized["paper"]["epsilon"] == sized["paper"]["true_epsilon"] == pytest.approx(0.0372, abs=1e-4)
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-300])
+def test_what_the_paper_cannot_draw_does_not_hide_ours(epsilon: float) -> None:
+    sized = size_up(epsilon, 1e-5, horizon=6, states=4, actions=2, users=1000, gamma=1.0)
+    assert sized["lambda"] == pytest.approx(3.5e10, rel=0.01)
+    unknown = {key for key, value in sized["paper"].items() if value is None}
+    assert unknown == {"epsilon", "true_epsilon", "lambda", "noise_sd", "messages_per_user"}
+
+
+def test_noise_that_cannot_be_drawn_for_few_honest_users_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInputError, match="epsilon is 1e-09 and delta 1e-08"):
+        size_up(1e-9, 1e-8, horizon=6, states=4, actions=2, users=1000, gamma=0.01)
 
 
 @pytest.mark.parametrize(

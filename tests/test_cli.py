@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -142,7 +143,8 @@ def test_a_private_run_carries_its_certificate(call: Call) -> None:
     code, text = call("run", "riverswim", "--episodes", "500", *options, "--privatizer-param", "gamma=0.5")
     assert code == 0
     assert "shuffle (gamma=0.5)" in text
-    assert "differential privacy, shuffle model, noise sd 24.78" in text
+    assert "differential privacy, shuffle model" in text
+    assert "sd 24.78 on each counter of a batch" in text
 
 
 def test_the_papers_learner_tells_its_stages(call: Call) -> None:
@@ -165,10 +167,52 @@ def test_calibrate(call: Call) -> None:
     assert code == 0
     figures = json.loads(text)
     keys = {"epsilon", "delta", "changed_counters", "lambda", "noise_sd", "messages_per_user"}
-    assert set(figures) == keys | {"paper"}
-    assert set(figures["paper"]) == keys
+    assert set(figures) == keys | {"true_epsilon", "paper"}
+    assert set(figures["paper"]) == keys | {"true_epsilon"}
     code, text = call("calibrate", "--epsilon", "1")
     assert "353.9" in text
+    rows = {line[:20].strip(): line[20:].split() for line in text.splitlines()}
+    assert rows["budget epsilon"] == ["1", "1"]
+    assert rows["true epsilon"] == ["1", "0.03722"]
+
+
+def strict(text: str) -> Any:
+    """Parse JSON as the standard has it."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_where_the_papers_constants_are_beyond_drawing_ours_still_show(call: Call) -> None:
+    code, text = call("calibrate", "--epsilon", "1e-9", "--json")
+    assert code == 0
+    assert strict(text)["paper"]["noise_sd"] is None
+    assert strict(text)["noise_sd"] > 1e5
+    code, text = call("calibrate", "--epsilon", "1e-9")
+    assert code == 0
+    assert text.count("beyond what can be drawn") == 4
+    assert "187,125" in text
+
+
+@pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
+def test_where_no_epsilon_can_be_certified_json_is_null_and_text_says_so(call: Call) -> None:
+    code, text = call("certify", "--lambda", "1", "--json")
+    assert code == 0
+    assert strict(text)["epsilon"] is None
+    code, text = call("certify", "--lambda", "1")
+    assert code == 0
+    assert text.startswith("No epsilon can be certified at delta 1e-05")
+    assert "inf" not in text
+    code, text = call("calibrate", "--epsilon", "800", "--json")
+    assert code == 0
+    assert strict(text)["paper"]["epsilon"] is None
+    assert strict(text)["true_epsilon"] < 10
+    code, text = call("calibrate", "--epsilon", "800")
+    assert "none can be certified" in text
+
+
+def test_json_holds_no_number_that_is_none() -> None:
+    assert cli.to_json({"a": [math.inf, (1.5, -math.inf)], "b": None}) == '{"a": [null, [1.5, null]], "b": null}'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        cli.to_json([math.nan])
 
 
 def test_certify(call: Call) -> None:
@@ -185,7 +229,8 @@ def test_certify(call: Call) -> None:
     [
         (("calibrate", "--epsilon", "-1"), "epsilon is -1.0"),
         (("calibrate", "--epsilon", "1", "--delta", "1e-15"), "the accountant's rounding error"),
-        (("calibrate", "--epsilon", "1", "--gamma", "2"), "gamma is 2.0"),
+        (("calibrate", "--epsilon", "1", "--gamma", "2"), "gamma is 2.0; expected a finite number in (0, 1]."),
+        (("calibrate", "--epsilon", "1e-9", "--delta", "1e-11"), "epsilon is 1e-09 and delta 1e-11: this needs about"),
         (("certify", "--lambda", "0"), "mean of the noise is 0.0"),
         (("run", "riverswim", "--privatizer", "shuffle"), "needs a budget; give epsilon"),
         (("run", "riverswim", "--epsilon", "1"), "takes no epsilon"),

@@ -54,13 +54,13 @@ def test_the_command_prints_the_table_and_writes_the_figure_whole(
     rows: list[theorem.Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "theorem.svg"
-    monkeypatch.setattr(theorem, "sweep", lambda: rows)
+    monkeypatch.setattr(theorem, "sweep", lambda **_: rows)
     monkeypatch.setattr(sys, "argv", ["theorem", str(out)])
     monkeypatch.setenv("COLUMNS", "120")
     theorem.main()
     text = capsys.readouterr().out
-    assert "first elimination" in text
-    assert text.count("no privacy") == len(EPISODES)
+    assert "first gone" in text
+    assert text.count("no privacy") == 2 * len(EPISODES)  # the sweep, and what stands for the priced budgets
     assert "<svg" in out.read_text()
     assert [path.name for path in out.parent.iterdir()] == ["theorem.svg"]
 
@@ -76,7 +76,7 @@ def test_a_figure_that_fails_leaves_the_old_one_alone(
 
     out = tmp_path / "theorem.png"
     out.write_bytes(b"the old one")
-    monkeypatch.setattr(theorem, "sweep", lambda: rows)
+    monkeypatch.setattr(theorem, "sweep", lambda **_: rows)
     monkeypatch.setattr(sys, "argv", ["theorem", str(out)])
     monkeypatch.setattr(Figure, "savefig", fails)
     with pytest.raises(KeyboardInterrupt):
@@ -85,7 +85,7 @@ def test_a_figure_that_fails_leaves_the_old_one_alone(
 
 
 def test_a_figure_of_one_budget_that_never_eliminates_can_be_drawn() -> None:
-    figure = theorem.draw(theorem.sweep((10**5, 10**6), (None,), (1,), policies="product"))
+    figure = theorem.draw(theorem.sweep((10**5, 10**6), (None,), (1,), policies="product"), [])
     figure.canvas.draw()
 
 

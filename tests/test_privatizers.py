@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 
 from shufflerl import envs, privatizers
-from shufflerl.counts import Batch, CountQuery
+from shufflerl.counts import Batch, CountQuery, Counts, Release
 from shufflerl.episodes import EpisodeStretch
-from shufflerl.errors import ContractError, InvalidInputError, PrivacyWarning
+from shufflerl.errors import AccountingError, ContractError, InvalidInputError, PrivacyWarning
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP
 from shufflerl.population import CountPopulation
-from shufflerl.privacy.accounting import Budget, calibrate_gaussian, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
 from shufflerl.privacy.noise import GaussianNoise
 from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree, Continual
+from shufflerl.privatizers.shuffle import Shuffle, ShufflePaper
 from tests.contracts.privatizer import MDP_, PrivatizerContract, learner
 from tests.examples import full_batch, random_mdp, random_mixture
 
@@ -337,3 +338,77 @@ def test_a_privatizer_made_after_a_restart_draws_other_noise(name: str, seed: in
     first, second = errors(), errors()
     assert not np.array_equal(first, second)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.9
+
+
+def test_gaussian_noise_lies_on_a_lattice_that_divides_one() -> None:
+    """Unrounded, a value with bits below 2^-53 can only come from a count of zero."""
+    rng = np.random.default_rng(0)
+    for sd in (0.3, 17.5, 1e4, 1e12):
+        noise = GaussianNoise(sd).sample(rng, 100_000)
+        fineness = 2.0 ** max(0, 24 - int(np.frexp(sd)[1]))
+        np.testing.assert_array_equal(noise * fineness, np.rint(noise * fineness))
+        np.testing.assert_array_equal((noise + 1.0) - 1.0, noise)
+        assert noise.std() == pytest.approx(sd, rel=0.02)
+
+
+def test_dropouts_are_paid_for_in_noise() -> None:
+    """With gamma = 0.5 the release carries twice the calibrated variance, not just a certificate that says so."""
+    needed = calibrate(BUDGET, CountQuery.everything(MDP_.problem(1)).changed_counters).mean
+    noise = _make("shuffle", 0, None, gamma=0.5).release(CountPopulation(MDP_, 0).play(full_batch(MDP_, 10))).noise
+    assert noise.variance == pytest.approx(2 * needed)
+
+
+def test_one_user_of_local_sampled_reports_one_step() -> None:
+    """What a one-user batch releases outside the reported family and step is exactly nothing."""
+    learner_ = UCBVI(MDP_.problem(2000), 0)
+    privatizer = privatizers.make("local-sampled", learner_, epsilon=1.0, delta=1e-6, seed=0)
+    users, chosen = CountPopulation(MDP_, 0), []
+    for index in range(600):
+        batch = full_batch(MDP_, 1, index=index)
+        reported = np.unique(batch.query.groups[privatizer.release(users.play(batch)).values != 0])
+        assert len(reported) == 1  # a bit of zero is released as -q times the weight, so a report always shows
+        chosen.append(reported[0])
+    assert np.bincount(chosen, minlength=3).min() > 150  # 200 expected of each, deviation 11.5
+
+
+@pytest.mark.parametrize("batches", [7, 8, 9, 16])
+def test_the_tree_has_a_level_for_every_node_a_batch_is_in(batches: int) -> None:
+    """At T = 2^j the last running sum is one node, of level j: j + 1 levels."""
+    tree = CentralTree(UCBVI(MDP_.problem(batches), 0), BUDGET, 0)
+    assert tree._levels == int(np.floor(np.log2(batches))) + 1
+    query = CountQuery.everything(MDP_.problem(1))
+    assert tree.noise_of_episodes(query, range(batches))[0].shape == (batches, query.size)
+
+
+def test_a_privatizer_with_a_release_of_its_own_is_not_bypassed() -> None:
+    class Watched(Shuffle):
+        seen = 0
+
+        def release(self, counts: Counts) -> Release:
+            self.seen += 1
+            return super().release(counts)
+
+    learner_ = UCBVI(MDP_.problem(50), 0)
+    privatizer = Watched(learner_, BUDGET, 0)
+    learn(learner_, CountPopulation(MDP_, 0), privatizer)
+    assert privatizer.seen == 50
+
+
+def test_the_papers_certificate_covers_every_size_of_batch() -> None:
+    learner_ = UCBVI(MDP_.problem(10), 0)
+    with pytest.warns(PrivacyWarning):
+        privatizer = privatizers.make("shuffle-paper", learner_, epsilon=40.0, delta=0.05, seed=0)
+    assert isinstance(privatizer, ShufflePaper)
+    query = CountQuery.everything(MDP_.problem(1))
+    stated = privatizer.certificate(query).epsilon
+    tau = privatizer._tau(query)
+    for users in (1, 2, int(tau), int(tau) + 1, int(tau) + 2, int(2 * tau), int(100 * tau)):
+        charge = privatizer._charge(query, users)
+        assert privacy_loss(charge.noise, charge.changed).epsilon(0.05) <= stated
+
+
+def test_a_budget_that_cannot_be_met_is_refused_when_the_privatizer_is_made() -> None:
+    with pytest.raises(AccountingError, match="rounding error"):
+        privatizers.make("shuffle", learner(), epsilon=1.0, delta=1e-14, seed=0)
+    with pytest.raises(InvalidInputError, match="one participation"):
+        privatizers.make("local-sampled", learner(), epsilon=1.0, delta=1e-6, seed=0, participations=2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from shufflerl.mdp import MDP, Problem
 from shufflerl.population import TrajectoryPopulation
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import paper_noise
-from shufflerl.privacy.noise import BinomialNoise, PoissonNoise
+from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
 from shufflerl.privacy.protocol import Protocol, analyze, randomize, shuffle
 from tests.examples import full_batch, mdps
 
@@ -158,10 +159,35 @@ def test_a_counter_is_raised_by_who_touched_it() -> None:
 
 
 def test_the_analyzer_subtracts_the_noise_of_the_reports_that_came() -> None:
-    agreed = Protocol(QUERY, 10, PoissonNoise(20.0))
-    empty = np.empty(0, dtype=np.int64)
-    np.testing.assert_allclose(analyze(agreed, empty, 1), -2.0)
-    np.testing.assert_allclose(analyze(agreed, empty, 10), -20.0)
+    agreed = Protocol(QUERY, 10, PoissonNoise(20.0), honest_fraction=0.1)
+    np.testing.assert_allclose(analyze(agreed, np.empty(0, dtype=np.int64), 1), -2.0)
+    np.testing.assert_allclose(analyze(agreed, [], 10), -20.0)
+
+
+@pytest.mark.parametrize(
+    ("users", "fraction", "fewest"),
+    [(10, 1.0, 10), (10, 0.5, 5), (10, 0.1, 1), (10, 0.7, 7), (6, 5 / 6, 5), (10, 0.41, 5), (3, 0.01, 1)],
+)
+def test_fewer_reports_than_the_noise_was_sized_for_release_nothing(users: int, fraction: float, fewest: int) -> None:
+    agreed = Protocol(QUERY, users, PoissonNoise(20.0), fraction)
+    assert agreed.fewest_reports == fewest
+    for enough in (fewest, users):
+        assert analyze(agreed, [0], enough).shape == (QUERY.size,)
+    for wrong in {fewest - 1, users + 1} - {0}:
+        with pytest.raises(InvalidInputError, match=f"reports is {wrong}; expected at least {fewest}"):
+            analyze(agreed, [0], wrong)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, np.nan, True, None])
+def test_a_senseless_honest_fraction_is_refused(fraction: float) -> None:
+    with pytest.raises(InvalidInputError, match=r"honest_fraction is .* in \(0, 1\]\."):
+        Protocol(QUERY, USERS, PoissonNoise(1.0), fraction)
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise(2.0), Silent(), UnaryNoise(USERS, 3, 0.2), None])
+def test_noise_that_is_not_made_of_bits_is_refused(noise: Any) -> None:
+    with pytest.raises(InvalidInputError, match="cannot be sent as bits; expected PoissonNoise or BinomialNoise"):
+        Protocol(QUERY, USERS, noise)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +259,7 @@ def test_no_piece_takes_a_seed_or_a_generator() -> None:
         piece.__name__: list(inspect.signature(piece).parameters) for piece in (Protocol, randomize, shuffle, analyze)
     }
     assert parameters == {
-        "Protocol": ["query", "users", "noise"],
+        "Protocol": ["query", "users", "noise", "honest_fraction"],
         "randomize": ["protocol", "trajectory"],
         "shuffle": ["reports"],
         "analyze": ["protocol", "tags", "reports"],

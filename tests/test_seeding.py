@@ -26,7 +26,12 @@ def test_one_integer_gives_every_role_a_stream_of_its_own() -> None:
 
 def test_the_streams_of_an_integer_are_what_its_seed_sequence_spawns() -> None:
     for role, child in zip(ROLES, np.random.SeedSequence(7).spawn(4), strict=True):
-        assert stream(7, role).random() == stream(child, role).random() == np.random.default_rng(child).random()
+        assert stream(7, role).random() == np.random.default_rng(child).random()
+
+
+def test_one_seed_sequence_for_all_roles_gives_different_streams() -> None:
+    shared = np.random.SeedSequence(7)
+    assert len({stream(shared, role).random() for role in ROLES} | {stream(shared, "noise", 3).random()}) == 5
 
 
 @pytest.mark.parametrize("wrong", [None, -1, 1.5, "0", True])

@@ -56,9 +56,13 @@ def real(name: str, value: Any, *, above: float = -math.inf, below: float = math
 
 def fraction(name: str, value: Any) -> float:
     """A number above 0 and at most 1."""
-    if value == 1:
-        return 1.0
-    return real(name, value, above=0.0, below=1.0)
+    try:
+        number = real(name, value, above=0.0, below=1.0, closed=True)
+    except InvalidInputError:
+        number = 0.0
+    if number == 0.0:
+        raise InvalidInputError(f"{name} is {value!r}; expected a finite number in (0, 1].")
+    return number
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:

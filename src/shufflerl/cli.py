@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -23,6 +24,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def to_json(value: Any) -> str:
+    """The value as JSON, which knows no infinity: null stands for it, as where no epsilon can be certified."""
+
+    def finite(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: finite(item) for key, item in part.items()}
+        if isinstance(part, list | tuple):
+            return [finite(item) for item in part]
+        return None if isinstance(part, float) and math.isinf(part) else part
+
+    return json.dumps(finite(value), allow_nan=False)
 
 
 def _print_version(asked: bool) -> None:
@@ -55,7 +69,7 @@ def envs(
 
     if as_json:
         rows = {name: {"summary": entry.summary} | ENVIRONMENTS.describe(name) for name, entry in ENVIRONMENTS}
-        typer.echo(json.dumps(rows))
+        typer.echo(to_json(rows))
         return
     from rich.console import Console
     from rich.table import Table
@@ -122,7 +136,7 @@ def run(
         regret_curve(setting, runs, plot)
     figures = summary(setting, runs)
     if as_json:
-        typer.echo(json.dumps(figures, allow_nan=False))
+        typer.echo(to_json(figures))
     else:
         _print_summary(figures)
         if trace or explain:
@@ -155,14 +169,16 @@ def calibrate(
 
     figures = size_up(epsilon, delta, horizon=horizon, states=states, actions=actions, users=users, gamma=gamma)
     if as_json:
-        typer.echo(json.dumps(figures))
+        typer.echo(to_json(figures))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table("", "exact accounting", "the paper's constants", box=None, pad_edge=False)
+    paper: dict[str, Any] = figures["paper"]
+    table.add_row("[bold]budget epsilon[/]", *[f"{figures['epsilon']:.4g}"] * 2)
     rows = {
-        "epsilon": ("true epsilon", "{:.4g}"),
+        "true_epsilon": ("true epsilon", "{:.4g}"),
         "delta": ("delta", "{:g}"),
         "changed_counters": ("counters a replaced user changes", "{:,}"),
         "lambda": ("noise tags per counter (lambda)", "{:,.1f}"),
@@ -170,8 +186,14 @@ def calibrate(
         "messages_per_user": ("messages per user", "{:,.1f}"),
     }
     for key, (label, form) in rows.items():
-        table.add_row(f"[bold]{label}[/]", form.format(figures[key]), form.format(figures["paper"][key]))
+        table.add_row(f"[bold]{label}[/]", *(_figure(column[key], form) for column in (figures, paper)))
     Console().print(table)
+
+
+def _figure(value: float | None, form: str) -> str:
+    if value is None:
+        return "beyond what can be drawn"
+    return "none can be certified" if math.isinf(value) else form.format(value)
 
 
 @app.command()
@@ -187,7 +209,15 @@ def certify(
     from shufflerl.privacy.sizing import certificate_of
 
     certificate = certificate_of(poisson_mean, delta, horizon=horizon, gamma=gamma, participations=participations)
-    typer.echo(json.dumps(certificate.as_dict()) if as_json else str(certificate))
+    if as_json:
+        typer.echo(to_json(certificate.as_dict()))
+    elif math.isinf(certificate.epsilon):
+        typer.echo(
+            f"No epsilon can be certified at delta {delta:g}: with so little noise a counter stays empty, and gives a "
+            "user away, with a higher probability than delta. Use a larger lambda or delta."
+        )
+    else:
+        typer.echo(str(certificate))
 
 
 @app.command()
@@ -202,7 +232,7 @@ def audit(
     from shufflerl.privacy.audit import audit as attack
 
     report = attack(Budget(epsilon, delta), samples=samples)
-    typer.echo(json.dumps(report.as_dict()) if as_json else str(report))
+    typer.echo(to_json(report.as_dict()) if as_json else str(report))
     if not report.passed:
         raise typer.Exit(1)
 
@@ -246,7 +276,8 @@ def _print_summary(figures: dict[str, Any]) -> None:
     table.add_row("privatizer", described(figures["privatizer"], figures["privatizer_parameters"]))
     if (certificate := figures["certificate"]) is not None:
         guarantee = f"({certificate['epsilon']:.4g}, {certificate['delta']:g})-differential privacy"
-        table.add_row("guarantee", f"{guarantee}, {certificate['model']} model, noise sd {certificate['noise_sd']:.4g}")
+        table.add_row("guarantee", f"{guarantee}, {certificate['model']} model")
+        table.add_row("noise", f"sd {certificate['noise_sd']:.4g} {certificate['noise_on']}")
     table.add_row("episodes", f"{episodes:,} x {seeds} seed{'s' * (seeds > 1)}")
     if regret["mean"] is None:
         table.add_row("regret", "unknown: this environment has no transition table")
@@ -255,7 +286,8 @@ def _print_summary(figures: dict[str, Any]) -> None:
         table.add_row("regret", f"{regret['mean']:,.1f}{spread}")
         table.add_row("optimal value", f"{figures['optimal_value']:.4f} per episode")
     if (earned := figures["reward_per_episode"]) is not None:
-        table.add_row("earned", f"{earned:.4f} per episode")
+        seen = " (what users got: the experimenter's figure, no part of the guarantee)" * (regret["mean"] is None)
+        table.add_row("earned", f"{earned:.4f} per episode{seen}")
     table.add_row("policy switches", f"{figures['switches']['mean']:,.1f}")
     table.add_row("time", f"{seconds:.2f} s, {episodes * seeds / max(seconds, 1e-9):,.0f} episodes/s")
     Console().print(table)

@@ -122,6 +122,11 @@ class CountQuery:
         dense = np.repeat(np.arange(self.touched_counters), sizes)
         return dense if self._asked is None else dense[self._asked]
 
+    @cached_property
+    def group_starts(self) -> IntArray:
+        """The first tag of each family and step."""
+        return np.flatnonzero(np.diff(self.groups, prepend=-1))
+
     def tag(self, counter: Counter) -> int:
         """The number of a counter."""
         steps = {"transition": self.transition_steps, "reward": self.reward_steps}.get(counter.family)
@@ -281,6 +286,20 @@ class Counts:
 
     batch: Batch
     values: IntArray
+
+    def checked(self) -> Counts:
+        """These counts, if they can be counts of the batch: what the accounting of sensitivity rests on.
+
+        Whole numbers, none negative, and every user counted once in each family and step.
+        """
+        query, values = self.batch.query, self.values
+        fits = values.shape == (query.size,) and np.issubdtype(values.dtype, np.integer) and (values >= 0).all()
+        if not fits or (np.add.reduceat(values, query.group_starts) != self.batch.users).any():
+            raise InvalidInputError(
+                f"These are not the counts of {self.batch.users} users: expected {query.size} whole numbers, none "
+                "negative, in which every user is counted once for each family and step."
+            )
+        return self
 
     @classmethod
     def of(cls, batch: Batch, trajectories: Trajectories) -> Counts:

@@ -15,7 +15,8 @@ from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Mixture, PolicyArray
 from shufflerl.population import CountPopulation, Population
-from shufflerl.privatizers.base import Privatizer
+from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer
+from shufflerl.privatizers.none import NoPrivacy
 
 #: Episodes per call, so that progress can be shown and interrupted, and numbers of noise to hold at once.
 LONGEST = 2048
@@ -35,7 +36,7 @@ class EpisodeStretch:
         """The stretch player for these three, or None when they must go through the loop one batch at a time."""
         if type(learner) is not UCBVI or learner.batch != 1 or learner.waits:
             return None
-        if type(population) is not CountPopulation or not privatizer.draws_ahead:
+        if type(population) is not CountPopulation or not _draws_ahead(privatizer):
             return None
         return cls(learner, population, privatizer)
 
@@ -73,3 +74,9 @@ class EpisodeStretch:
         learner.episodes_played += count
         learner.batches_observed += count
         return policies, values
+
+
+def _draws_ahead(privatizer: Privatizer) -> bool:
+    """Whether the privatizer's noise can be drawn before the counts; not if a subclass releases in a way of its own."""
+    own = type(privatizer).release
+    return privatizer.draws_ahead and own in (AdditivePrivatizer.release, NoPrivacy.release)

@@ -17,21 +17,17 @@ ROLES: tuple[Role, ...] = ("environment", "users", "noise", "learner")
 
 
 def stream(seed: Seed, role: Role, restart: int = 0) -> np.random.Generator:
-    """The generator of a role: independent of the other roles' of the same integer; a SeedSequence is used as it is.
+    """The generator of a role, independent of the other roles' of the same seed.
 
     `restart`, where not 0, gives yet another stream: for a process that takes up where another with the same seed left.
 
     >>> bool(stream(0, "users").random() == stream(0, "learner").random())
     False
     """
-    if isinstance(seed, np.random.SeedSequence):
-        sequence = seed
-    else:
+    if not isinstance(seed, np.random.SeedSequence):
         try:
-            entropy = checks.whole("seed", seed, least=0)
+            seed = np.random.SeedSequence(checks.whole("seed", seed, least=0))
         except InvalidInputError as reason:
             raise InvalidInputError(f"{str(reason)[:-1]}, or a numpy.random.SeedSequence.") from None
-        sequence = np.random.SeedSequence(entropy, spawn_key=(ROLES.index(role),))
-    if restart:
-        sequence = np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, restart))
-    return np.random.default_rng(sequence)
+    place = (ROLES.index(role), restart) if restart else (ROLES.index(role),)
+    return np.random.default_rng(np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, *place)))

@@ -13,7 +13,7 @@ from scipy import stats
 
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Counts, Release
-from shufflerl.errors import ContractError
+from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.population import CountPopulation
@@ -162,13 +162,44 @@ class PrivatizerContract:
         query = CountQuery.everything(MDP_.problem(1))
         ahead, added = self.make(seed=4).noise_of_episodes(query, range(7))
         privatizer = self.make(seed=4)
-        nobody = np.zeros(query.size, dtype=np.int64)
-        releases = [privatizer.release(Counts(full_batch(MDP_, 1, index=i), nobody)) for i in range(7)]
+        users = CountPopulation(MDP_, 1)
+        counts = [users.play(full_batch(MDP_, 1, index=i)) for i in range(7)]
+        releases = [privatizer.release(one) for one in counts]
+        noise = np.stack([release.values - one.values for release, one in zip(releases, counts, strict=True)])
         if len(added):
-            np.testing.assert_array_equal(ahead, [release.values for release in releases])
+            np.testing.assert_allclose(noise, ahead, rtol=0, atol=1e-9)  # 1 + x - 1 is x only up to rounding
             np.testing.assert_array_equal(added, [release.added_variance for release in releases])
         else:
-            assert not any(release.values.any() for release in releases)
+            assert not noise.any()
+
+    def test_counts_that_cannot_be_are_refused_before_anything_is_charged(self) -> None:
+        privatizer, good = self.make(), self._counts()
+        if not isinstance(privatizer, BudgetedPrivatizer):
+            return
+        twice = good.values.copy()
+        twice[good.values.argmax()] += 1
+        negative = good.values.copy()
+        negative[:2] += (-100, 100)
+        for values in (twice, negative, good.values[:-1], good.values.astype(float)):
+            with pytest.raises(InvalidInputError, match="not the counts of 60 users"):
+                privatizer.release(Counts(good.batch, values))
+        assert privatizer.ledger.releases == []
+        privatizer.release(good)
+
+    def test_the_last_bits_of_a_release_tell_nothing_of_the_count(self) -> None:
+        """A count moved by one moves every release by exactly one: no value betrays what was added to it."""
+        if self.depends_on_counts:
+            return
+        good = self._counts()
+        moved = good.values.copy()
+        first = good.batch.query.groups == 0
+        here, there = np.flatnonzero(first)[[0, -1]]
+        moved[[here, there]] += (1, -1) if moved[there] else (-1, 1)
+        pairs = [
+            (self.make(seed=s).release(good), self.make(seed=s).release(Counts(good.batch, moved))) for s in range(50)
+        ]
+        for before, after in pairs:
+            np.testing.assert_array_equal(after.values - before.values, moved - good.values)
 
     def test_the_certificate_states_the_budget(self) -> None:
         privatizer = self.make()

@@ -1,7 +1,7 @@
 """The theorem where it bites: SDP-PE with the paper's constants on RiverSwim, for as many users as it needs.
 
 Counts of 1e17 users cost what counts of 100 do, so the algorithm can be run literally until it eliminates policies.
-`python -m shufflerl.experiments.theorem [OUT]` runs the sweep in half a minute, prints its table and draws its figure.
+`python -m shufflerl.experiments.theorem [OUT]` runs the sweep in a minute, prints its table and draws its figure.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ EPSILONS: tuple[float | None, ...] = (None, 1.0)
 #: Of the budgets. So many users would be promised less; one delta for all keeps their E comparable.
 DELTA = 1e-5
 SEEDS = (1, 2, 3)
+#: Budgets whose price is compared at the largest K.
+PRICED: tuple[float, ...] = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 
 #: log2 of the optimal policies: 4 tie, and each may act in any of 2^6 ways where no user can get.
 ONLY_OPTIMA = 8
@@ -50,7 +52,7 @@ CAPTION = (
     "What to see: with the constants of the proof nothing is eliminated at first and every episode costs as much as "
     "the one before. Then regret bends, and once only optimal policies are left it hardly grows: by the logarithm of K "
     "in the radius. Privacy raises E, how far a count may be off, and with it delays the bend and lifts the plateau; "
-    "it costs nothing after that, so its price is additive."
+    "it costs nothing after that, so its price is additive, and it is about proportional to E."
 )
 
 _GREY = "#555555"
@@ -141,7 +143,7 @@ def table(rows: list[Row]) -> Table:
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False)
-    columns = ("K", "epsilon", "regret", "log2 policies left", "first elimination", "switches", "E", "optimum kept")
+    columns = ("K", "epsilon", "regret", "log2 left", "first gone", "switches", "E", "optimum kept")
     for column in columns:
         shown.add_column(column, justify="right")
     for row in rows:
@@ -158,15 +160,20 @@ def table(rows: list[Row]) -> Table:
     return shown
 
 
-def draw(rows: list[Row]) -> Figure:
-    """The figure: regret above and policies left below, against K. The first budget is the one to compare with."""
+def draw(rows: list[Row], priced: list[Row]) -> Figure:
+    """The figure: regret and policies left against K, then the price of the `priced` budgets against E.
+
+    The first budget of the rows is the one to compare with.
+    """
     from shufflerl.plots import COLOURS  # first: it says what to install where matplotlib is missing
 
     # isort: split
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.6, 7.4), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    figure = Figure(figsize=(7.6, 9.6), layout="constrained")
+    above, below, price = figure.subplots(3, 1, height_ratios=(3, 2, 2))
+    below.sharex(above)
+    above.tick_params(labelbottom=False)
     _draw_references(above, below, np.array(sorted({row.episodes for row in rows}), dtype=np.float64))
     budgets = [
         [row for row in rows if row.epsilon == epsilon] for epsilon in dict.fromkeys(row.epsilon for row in rows)
@@ -184,10 +191,28 @@ def draw(rows: list[Row]) -> Figure:
     above.set_title("SDP-PE with the paper's constants on RiverSwim", loc="left")
     above.legend(frameon=False, loc="upper left")
     below.set(xlabel="episodes K", ylabel="log₂ of policies left", ylim=(6, 25), yticks=range(8, 25, 4))
-    for axes in (above, below):
+    _draw_prices(price, budgets[0][-1], priced, COLOURS[1])
+    for axes in (above, below, price):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     return figure
+
+
+def _draw_prices(axes: Axes, free: Row, priced: list[Row], colour: str) -> None:
+    """What privacy costs in all against E, beside a line of slope one; nothing where it costs nothing yet."""
+    axes.set(xscale="log", yscale="log", xlabel="precision E", ylabel="regret that privacy adds")
+    axes.margins(x=0.12)
+    priced = [row for row in priced if row.regret > free.regret]
+    if not priced:
+        return
+    precisions = np.array([row.precision for row in priced])
+    prices = np.array([row.regret - free.regret for row in priced])
+    proportional = precisions * np.exp(np.log(prices / precisions).mean())
+    axes.plot(precisions, proportional, color=_GREY, linewidth=1.2, linestyle="--", label="proportional to E")
+    axes.plot(precisions, prices, color=colour, marker="s", linewidth=0, label=f"price at K = {_power(free.episodes)}")
+    for row, spent in zip(priced, prices, strict=True):
+        axes.annotate(f"ε = {row.epsilon:g}", (row.precision, spent), xytext=(7, -10), textcoords="offset points")
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _draw_references(above: Axes, below: Axes, episodes: FloatArray) -> None:
@@ -271,11 +296,12 @@ def main() -> None:
     from shufflerl.plots import save_figure  # before the sweep: it needs matplotlib
 
     rows = sweep()
+    priced = sweep(episodes=EPISODES[-1:], epsilons=PRICED)
     console = Console()
-    console.print(table(rows))
+    console.print(table([*rows, *priced]))
     console.print(f"\n{CAPTION}")
     try:
-        save_figure(draw(rows), out)
+        save_figure(draw(rows, priced), out)
     except InvalidInputError as reason:
         parser.error(str(reason))
     console.print(f"Figure saved to {out}.")

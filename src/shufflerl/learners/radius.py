@@ -26,8 +26,12 @@ from shufflerl.policy_sets.product import ProductSet
 class Radius(ABC):
     """What was learned, and how sure it is."""
 
+    #: Whether fine exploration also deploys the auxiliary policy, a mixture of all explorers of the stage.
+    wants_auxiliary: ClassVar[bool]
     #: The radius of the last elimination; None where every action has its own.
     last: float | None = None
+    #: The estimated value of the best policy at the last elimination: the largest of many estimates, so biased upwards.
+    best_value: float = 0.0
 
     def __init__(self, problem: Problem, rng: np.random.Generator) -> None:
         assert problem.start is not None
@@ -69,6 +73,8 @@ class Radius(ABC):
 class PaperRadius(Radius):
     """The paper's constants as printed: infrequent tuples, the absorbing MDP, one radius for all policies."""
 
+    wants_auxiliary: ClassVar[bool] = True
+
     def __init__(
         self, problem: Problem, rng: np.random.Generator, *, c: float, c1: float, failure: float, releases: int
     ) -> None:
@@ -106,8 +112,7 @@ class PaperRadius(Radius):
 
     def fine_mixture(self, policies: PolicySet, design: Design, auxiliary: Mixture | None, users: int) -> Mixture:
         """Half of the users get the coverage design, half the auxiliary policy."""
-        if auxiliary is None:
-            return design.mixture
+        assert auxiliary is not None
         return mixed([(0.5, design.mixture), (0.5, auxiliary)])
 
     def eliminate(self, policies: PolicySet, release: Release, users: int) -> tuple[PolicySet, float]:
@@ -143,6 +148,7 @@ class DataRadius(Radius):
     The figures below were chosen on tuning seeds and serve every environment.
     """
 
+    wants_auxiliary: ClassVar[bool] = False
     lower: ClassVar[float] = -1.0  # deviations of a row in the incumbent's bound
     upper: ClassVar[float] = 0.25  # and in the optimistic policy's
     curvature: ClassVar[float] = 0.3  # weight of the second-order error where rows are thin

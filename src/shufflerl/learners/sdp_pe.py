@@ -1,7 +1,8 @@
 """SDP-PE: policy elimination in stages of growing batches (the paper's Algorithms 1 to 3).
 
 Each stage explores crudely, step by step, until a rough model says where users can be led; explores finely, with a
-mixture that covers what the remaining policies do; and eliminates the policies that are provably worse than the best.
+mixture that covers what the remaining policies do; and eliminates the policies that are worse than the best beyond
+doubt: provably with the paper's radius, by the data's standard errors with the practical one.
 Read this file beside the paper: `crude_exploration` is its Algorithm 2, `fine_exploration` its Algorithm 3 and
 `policy_elimination` the end of Algorithm 1. They see releases only. What they judge by is in `radius`.
 """
@@ -133,15 +134,16 @@ class SDPPE(Learner):
         return len(self.trace)
 
     @property
-    def _last(self) -> bool:
-        return self._stage == len(self.stages) - 1
+    def _commits_now(self) -> bool:
+        """Whether this stage gives everyone the best policy so far, which the first cannot."""
+        return self._commits and 0 < self._stage == len(self.stages) - 1
 
     def _begin_stage(self) -> None:
         self.radius.begin_stage()
         self._step = 0
         self._explorers = []
         users = self.stages[self._stage]
-        explores = self._crude_steps and not (self._commits and self._last)
+        explores = self._crude_steps and not self._commits_now
         self._crude_users = split_evenly(users // 3, self._crude_steps) if explores else []
         self._skip_empty_steps()
 
@@ -159,7 +161,8 @@ class SDPPE(Learner):
         """For every (x, a) the policy most likely to get there at this step, all of them equally often."""
         step = self._step
         explorers, _ = self.policies.explorers(self.radius.exploration_model, self.start, step, self.rng)
-        self._explorers.append(explorers)
+        if self.radius.wants_auxiliary:
+            self._explorers.append(explorers)
         return self._crude_users[step], _uniform(explorers), CountQuery(self.problem, [step], [])
 
     def fine_exploration(self) -> tuple[int, Mixture, CountQuery]:
@@ -167,13 +170,14 @@ class SDPPE(Learner):
         users = self.stages[self._stage] - sum(self._crude_users)
         query = CountQuery.everything(self.problem)
         self._coverage_ratio = None
-        if self._last and self._commits and self.radius.incumbent is not None:
+        if self._commits_now:
+            assert self.radius.incumbent is not None
             return users, Mixture.single(self.radius.incumbent), query
         model = self.radius.exploration_model
         design = coverage_design(self.policies, model, self.start, self.rng, warm_start=self._warm)
         self._warm, self._coverage_ratio = design.mixture, design.ratio
         auxiliary = None
-        if self._explorers:
+        if self.radius.wants_auxiliary:
             last, _ = self.policies.explorers(model, self.start, self.problem.horizon - 1, self.rng)
             auxiliary = _uniform(np.concatenate([*self._explorers, last]))
         return users, self.radius.fine_mixture(self.policies, design, auxiliary, users), query
@@ -187,16 +191,21 @@ class SDPPE(Learner):
             self.policy_elimination(release)
 
     def policy_elimination(self, release: Release) -> None:
-        """Keep the policies that are not provably worse than the best, and go on to the next stage."""
-        before = self.policies.log2_size
-        self.policies, best = self.radius.eliminate(self.policies, release, self.stages[self._stage])
+        """Keep the policies that are not worse than the best beyond the radius, and go on to the next stage.
+
+        A last stage that commits has explored nothing, so it judges nothing.
+        """
+        before, best = self.policies.log2_size, self.radius.best_value
+        if not self._commits_now:
+            self.policies, best = self.radius.eliminate(self.policies, release, self.stages[self._stage])
+            self.radius.best_value = best
         self.trace.append(
             StageRecord(
                 stage=self._stage + 1,
                 users=self.stages[self._stage],
                 log2_policies=before,
                 coverage_ratio=self._coverage_ratio,
-                radius=self.radius.last,
+                radius=None if self._commits_now else self.radius.last,
                 best_value=best,
                 eliminated=before - self.policies.log2_size,
             )
@@ -215,6 +224,8 @@ class SDPPE(Learner):
         }
         values = {
             "step": self._step,
+            "best_value": self.radius.best_value,
+            "radius": self.radius.last,
             "trace": [record.as_dict() for record in self.trace],
             "coverage_ratio": self._coverage_ratio,
         }
@@ -231,6 +242,8 @@ class SDPPE(Learner):
         self._step, self._coverage_ratio = values["step"], values["coverage_ratio"]
         self.radius.recall(_under("radius.", arrays))
         self.radius.incumbent = arrays.get("incumbent")
+        self.radius.best_value, self.radius.last = values["best_value"], values["radius"]
+        self._warm, self._explorers = None, []
         if "explorers" in arrays:
             pairs = problem.n_states * problem.n_actions
             self._explorers = np.split(arrays["explorers"], len(arrays["explorers"]) // pairs)

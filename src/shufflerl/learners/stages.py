@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,13 +38,16 @@ class StageRecord:
             else f"Of 2^{self.log2_policies:.1f} policies, 2^{self.log2_policies - self.eliminated:.1f} stayed."
         )
         margin = (
-            "each action had to be worse than the incumbent beyond its own standard error"
+            "each action had to be worse than the incumbent by several standard errors of their difference"
             if self.radius is None
             else f"a policy had to be {2 * self.radius:.4g} worse than the best"
         )
+        if self.coverage_ratio is None:
+            return f"Stage {self.stage} asked {self.users:,} users; {coverage}. It judged nothing."
         return (
             f"Stage {self.stage} asked {self.users:,} users; {coverage}. The best policy's value was estimated at "
-            f"{self.best_value:.4f}. To be eliminated, {margin}. {verdict}"
+            f"{self.best_value:.4f} (the largest of many estimates, so rather too high). To be eliminated, {margin}. "
+            f"{verdict}"
         )
 
 
@@ -58,7 +62,8 @@ def stage_users(episodes: int, first: int, base: float, commit: bool) -> list[in
     stages: list[int] = []
     left = episodes
     while left:
-        users = 3 * max(1, round(first * base ** len(stages)))
+        length = first * base ** len(stages) if len(stages) * math.log2(base) < 1000 else math.inf
+        users = 3 * max(1, round(length)) if length < left else left
         if users >= (0.4 * left if commit else left) or left - users < 3:
             users = left
         stages.append(users)

@@ -26,7 +26,16 @@ from scipy import optimize, special
 
 from shufflerl.checks import FloatArray, real, whole
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise, reach
+from shufflerl.privacy.noise import (
+    LARGEST_COUNT,
+    BinomialNoise,
+    GaussianNoise,
+    Noise,
+    PoissonNoise,
+    Silent,
+    UnaryNoise,
+    reach,
+)
 
 #: No delta below this is certified: the composition's rounding error would be a visible part of the answer.
 NUMERIC_FLOOR = 1e-12
@@ -50,6 +59,8 @@ _MASS_ERROR = 2e-8
 _ROUNDINGS_PER_LOSS = 4
 # Calibrated means are at most this much, relatively, above the smallest certified one.
 _CALIBRATION_TOLERANCE = 5e-5
+# Budgets with more epsilon are calibrated as if they had this much: beyond, the closed form loses its digits.
+_LARGEST_GAUSSIAN = 1e6
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Budget:
 
 
 def warn_if_weak(budget: Budget, users: int) -> None:
-    """Say in a `PrivacyWarning` what a budget means that is allowed but protects little."""
+    """Say in a `PrivacyWarning` what a budget means that is allowed but protects little; it names the user's line."""
     users = whole("users", users, least=1)
     if budget.epsilon > WEAK_EPSILON:
         factor = f"{math.exp(budget.epsilon):.2g}" if budget.epsilon < 700 else "beyond 1e300"
@@ -74,15 +85,24 @@ def warn_if_weak(budget: Budget, users: int) -> None:
             f"epsilon is {budget.epsilon:g}: an observer's odds about one user may change by a factor of "
             f"e^{budget.epsilon:g} = {factor}. Values up to 1 protect well, above {WEAK_EPSILON:g} hardly.",
             PrivacyWarning,
-            stacklevel=2,
+            stacklevel=_frames_inside(),
         )
     if budget.delta > 1 / users:
         warnings.warn(
             f"delta is {budget.delta:g} with {users} users: publishing the data of {budget.delta * users:.3g} users at "
             f"random would be allowed. Use a delta well below 1/{users} = {1 / users:.2g}.",
             PrivacyWarning,
-            stacklevel=2,
+            stacklevel=_frames_inside(),
         )
+
+
+def _frames_inside() -> int:
+    """The `stacklevel` at which the function that asks must warn for the warning to name a line outside the package."""
+    package = __name__.partition(".")[0]
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class PrivacyLoss(ABC):
@@ -141,12 +161,14 @@ class _UnaryLoss(PrivacyLoss):
     flip: float
 
     def _delta(self, epsilon: float) -> float:
-        if epsilon >= math.log((1 - self.flip) / self.flip):
+        if epsilon + math.log(self.flip) > 1:
             return 0.0
-        return max(0.0, (1 - self.flip - math.exp(epsilon) * self.flip) / 2)
+        root = math.exp(epsilon / 2)  # its square may overflow
+        return max(0.0, (1 - self.flip - root * self.flip * root) / 2)
 
     def _epsilon(self, delta: float) -> float:
-        return math.log(max(1.0, (1 - self.flip - 2 * delta) / self.flip))
+        likelier = 1 - self.flip - 2 * delta
+        return math.log(likelier) - math.log(self.flip) if likelier > self.flip else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +223,7 @@ def calibrate(budget: Budget, changed: int, participations: int = 1) -> PoissonN
 
     @functools.cache
     def excess(log_mean: float) -> float:
-        loss = privacy_loss(PoissonNoise(math.exp(log_mean)), changed, participations)
+        loss = privacy_loss(drawable(math.exp(log_mean), budget), changed, participations)
         return math.log(loss.delta(budget.epsilon) / budget.delta)
 
     # The Gaussian answer is close (a Poisson variable's mean is its variance), but no mean can do at which an empty
@@ -220,6 +242,16 @@ def calibrate(budget: Budget, changed: int, participations: int = 1) -> PoissonN
     return PoissonNoise(math.exp(log_mean))
 
 
+def drawable(mean: float, budget: Budget) -> PoissonNoise:
+    """Poisson noise of the mean that a budget needs; where that is too much to draw, say which budget needs it."""
+    if mean >= LARGEST_COUNT:
+        raise InvalidInputError(
+            f"epsilon is {budget.epsilon:g} and delta {budget.delta:g}: this needs about {mean:.2g} noise tags per "
+            f"counter, and no more than {LARGEST_COUNT:.0e} can be drawn. Use a larger epsilon or delta."
+        )
+    return PoissonNoise(mean)
+
+
 @functools.lru_cache(maxsize=1024, typed=True)
 def calibrate_gaussian(budget: Budget, changed: int, participations: int = 1) -> GaussianNoise:
     """The least Gaussian noise per counter that keeps a release within the budget (Balle and Wang 2018), certified."""
@@ -231,10 +263,18 @@ def calibrate_gaussian(budget: Budget, changed: int, participations: int = 1) ->
 
 
 def calibrate_unary(budget: Budget) -> float:
-    """The least probability of a one on the bits a user did not touch that keeps a unary report within the budget."""
-    flip = (1 - 2 * budget.delta) / (1 + math.exp(budget.epsilon))
+    """The least probability of a one on the bits a user did not touch that keeps a unary report within the budget.
+
+    Where any would do (delta of one half and more) or the least is too small a number, the smallest there is.
+    """
+    flip = max(sys.float_info.min, (1 - 2 * budget.delta) * float(special.expit(-budget.epsilon)))
     while _UnaryLoss(flip).delta(budget.epsilon) > budget.delta:
         flip *= 1 + 1e-15
+    if flip >= 0.5:
+        raise InvalidInputError(
+            f"epsilon is {budget.epsilon:g} and delta {budget.delta:g}: a unary report within this budget says "
+            "nothing. Use a larger epsilon or delta."
+        )
     return flip
 
 
@@ -246,7 +286,8 @@ def paper_tau(budget: Budget, horizon: int, states: int, actions: int) -> float:
     """
     horizon = whole("horizon", horizon, least=1)
     cells = horizon * whole("states", states, least=1) * whole("actions", actions, least=1)
-    return 96 * math.log(2 * cells / budget.delta) * (3 * horizon / budget.epsilon) ** 2
+    scale = 3 * horizon / budget.epsilon
+    return 96 * math.log(2 * cells / budget.delta) * scale * scale
 
 
 def paper_noise(users: int, tau: float) -> BinomialNoise:
@@ -378,10 +419,11 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def _gaussian_mu(budget: Budget) -> float:
-    """The largest mu at which N(mu, 1) against N(0, 1) stays within the budget."""
+    """The largest mu at which N(mu, 1) against N(0, 1) stays within the budget, up to epsilons of a million."""
+    epsilon = min(budget.epsilon, _LARGEST_GAUSSIAN)
 
     def slack(inverse: float) -> float:
-        return _gaussian_delta(1 / inverse, budget.epsilon) - budget.delta
+        return _gaussian_delta(1 / inverse, epsilon) - budget.delta
 
     low = high = 1.0
     while slack(high) > 0:

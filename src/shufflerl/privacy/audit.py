@@ -14,6 +14,7 @@ An audit finds faults; it proves no privacy. That is the accountant's part, and 
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import math
@@ -30,7 +31,7 @@ from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.mdp import Problem
 from shufflerl.privacy import accounting, protocol
-from shufflerl.privacy.accounting import Budget, PrivacyLoss, privacy_loss
+from shufflerl.privacy.accounting import Budget, PrivacyLoss, calibrate_gaussian, privacy_loss
 from shufflerl.privacy.noise import GaussianNoise, PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 
@@ -68,12 +69,15 @@ class Finding:
 class AuditReport:
     """The claim, the largest epsilon the transcripts refute, and what each test found.
 
-    `false_alarm_rate` bounds the probability that a sound system does not pass.
+    `false_alarm_rate` bounds the probability that a sound system does not pass. `refutable_epsilon` says how much the
+    audit could see: nine of ten audits of so many samples refute the claim where the true epsilon is above it. It is
+    infinite if they are too few to refute anything.
     """
 
     claimed_epsilon: float
     claimed_delta: float
     epsilon_lower_bound: float
+    refutable_epsilon: float
     false_alarm_rate: float
     samples: int
     seconds: float
@@ -95,6 +99,8 @@ class AuditReport:
             "claimed_epsilon": self.claimed_epsilon,
             "delta": self.claimed_delta,
             "epsilon_lower_bound": self.epsilon_lower_bound,
+            "refutable_epsilon": self.refutable_epsilon if math.isfinite(self.refutable_epsilon) else None,
+            "false_alarm_rate": self.false_alarm_rate,
             "passed": self.passed,
             "samples": self.samples,
             "seconds": self.seconds,
@@ -102,6 +108,11 @@ class AuditReport:
         }
 
     def __str__(self) -> str:
+        power = (
+            f"So many would have refuted a true epsilon above about {self.refutable_epsilon:.3g}, nine times in ten."
+            if math.isfinite(self.refutable_epsilon)
+            else "An observer's errors could not have refuted any epsilon."
+        )
         width = max(len(finding.name) for finding in self.tests)
         return "\n".join(
             [
@@ -114,6 +125,7 @@ class AuditReport:
                 ),
                 f"{self.samples} transcripts of each of two neighbouring batches in {self.seconds:.1f} s; "
                 f"a sound system fails with probability at most {self.false_alarm_rate:g}.",
+                power,
             ]
         )
 
@@ -134,13 +146,14 @@ def audit(budget: Budget, *, samples: int = 8000, level: float = 1e-3, system: S
     noise = system.calibrate(budget, bench.query.changed_counters)
     agreed = Protocol(bench.query, _USERS, noise)
     tests = [bench.sensitivity(), _calibration(budget, noise, bench.changed)]
-    bound = 0.0
+    bound, refutable = 0.0, math.inf
     played = _play(bench, agreed, system, samples)
     if isinstance(played, str):
         tests.append(Finding("schema", False, None, f"{played} Nothing else was tested."))
     else:
         claimed = privacy_loss(accounting.calibrate(budget, bench.changed), bench.changed)
         bound, finding = _epsilon(played, budget, share)
+        refutable = refutable_epsilon(samples, budget, share)
         tests += [
             Finding("schema", True, None, "Every message is one tag, reports are sorted, batches lose and add none."),
             _permutation(system, samples, share),
@@ -156,6 +169,7 @@ def audit(budget: Budget, *, samples: int = 8000, level: float = 1e-3, system: S
         claimed_epsilon=budget.epsilon,
         claimed_delta=budget.delta,
         epsilon_lower_bound=bound,
+        refutable_epsilon=refutable,
         false_alarm_rate=level,
         samples=samples,
         seconds=time.perf_counter() - started,
@@ -256,6 +270,8 @@ def _malformed(reports: Sequence[Any], batch: Any, size: int) -> str | None:
     for name, messages in (*(("report", report) for report in reports), ("batch", batch)):
         if not isinstance(messages, np.ndarray) or messages.ndim != 1 or not np.issubdtype(messages.dtype, np.integer):
             return f"A {name} is not a row of tags: some message is more than the number of one counter."
+        if messages.dtype != np.int64:
+            return f"A {name} has type {messages.dtype}, not int64: how tags are written may tell what they are."
         if messages.size and not 0 <= messages.min() <= messages.max() < size:
             return f"A {name} holds a message that is not the tag of a counter."
     if any((report[1:] < report[:-1]).any() for report in reports):
@@ -279,9 +295,8 @@ def _calibration(budget: Budget, noise: PoissonNoise, changed: int) -> Finding:
 def _epsilon(played: _Played, budget: Budget, level: float) -> tuple[float, Finding]:
     """A lower bound on epsilon: what a Gaussian mechanism must spend to let an observer err so rarely."""
     samples = len(played.estimates)
-    false_alarms, misses = (_highest_rate(errors, samples, level / 2) for errors in played.error_rates(0.0))
-    mu = max(0.0, float(-special.ndtri(false_alarms) - special.ndtri(misses)))
-    bound = 0.0 if mu == 0 else privacy_loss(GaussianNoise(math.sqrt(2) / mu), 2).epsilon(budget.delta)
+    mu = _lowest_mu(*played.error_rates(0.0), samples, level)
+    bound = _gaussian_epsilon(mu, budget.delta)
     return bound, Finding(
         "epsilon",
         bound <= budget.epsilon,
@@ -289,6 +304,27 @@ def _epsilon(played: _Played, budget: Budget, level: float) -> tuple[float, Find
         f"An observer's errors put epsilon above {bound:.3g} with confidence 1 - {level:.2g}, mu above {mu:.3g} "
         f"(Clopper-Pearson, Gaussian DP); claimed is {budget.epsilon:g}.",
     )
+
+
+def refutable_epsilon(samples: int, budget: Budget, level: float) -> float:
+    """The least epsilon of a Gaussian mechanism that `_epsilon` finds above the budget in nine of ten audits."""
+    claimed = math.sqrt(2) / calibrate_gaussian(budget, 2).sd
+    # The most errors of either kind that still refute the claim: the bound falls in their number.
+    most = bisect.bisect_left(range(samples), True, key=lambda n: _lowest_mu(n, n, samples, level) <= claimed) - 1
+    if most < 0:
+        return math.inf
+    # At this rate either kind of error stays within that number with probability 0.95.
+    return _gaussian_epsilon(-2 * float(special.ndtri(_highest_rate(most, samples, 0.95))), budget.delta)
+
+
+def _lowest_mu(false_alarms: int, misses: int, samples: int, level: float) -> float:
+    """The mu that so many errors show a Gaussian mechanism to have at least, with confidence 1 - level."""
+    rates = (_highest_rate(errors, samples, level / 2) for errors in (false_alarms, misses))
+    return max(0.0, -sum(float(special.ndtri(rate)) for rate in rates))
+
+
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    return 0.0 if mu == 0 else privacy_loss(GaussianNoise(math.sqrt(2) / mu), 2).epsilon(delta)
 
 
 def _curve(played: _Played, claimed: PrivacyLoss, budget: Budget, level: float) -> Finding:

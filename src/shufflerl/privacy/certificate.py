@@ -10,13 +10,16 @@ from typing import Any
 ASSUMPTIONS = {
     "unique users": "A user takes part in as many batches of the run as the certificate says, and no more.",
     "honest shuffler": "The shuffler permutes each batch and does not collude with the coordinator. If it does, what "
-    "remains is each user's own noise, which is far less.",
+    "remains is each user's own noise, one part in n of a batch of n users.",
     "honest users": "At least this fraction of the users of a batch add the noise they were told to: {fraction:g}. "
     "Dropped noise beyond that weakens the guarantee for all.",
+    "one report": "A user reports one family and step. Simulated batches of several users draw these independently "
+    "for each step, which changes how steps are correlated, not the law of any counter.",
     "trusted server": "One server sees every trajectory in clear and adds the noise itself. Its operator, and whoever "
     "breaks in, learn everything.",
     "exact noise": "Noise has exactly the stated law. Simulations draw it from a seeded generator and protect nobody; "
-    "devices draw it from the operating system's random source.",
+    "devices draw it from the operating system's random source. Gaussian noise is rounded to a fine lattice, so that "
+    "its last bits tell nothing.",
     "public parameters": "The problem's shape, its known support, batch sizes and deployed policies are public; only "
     "what users did is protected.",
 }
@@ -47,6 +50,7 @@ class Certificate:
     model: str
     mechanism: str
     noise_sd: float
+    noise_on: str
     changed_counters: int
     participations: int
     honest_fraction: float
@@ -70,7 +74,7 @@ class Certificate:
             "",
             *([] if self.budget_epsilon is None else [f"  budget       epsilon {self.budget_epsilon:g}"]),
             f"  mechanism    {self.mechanism}",
-            f"  noise        standard deviation {self.noise_sd:,.4g} on each counter of a batch",
+            f"  noise        standard deviation {self.noise_sd:,.4g} {self.noise_on}",
             f"  sensitivity  a replaced user changes {self.changed_counters} counters by one",
             f"  takes part   {self.participations} time{'s' * (self.participations > 1)}",
             "",

@@ -3,27 +3,53 @@
 What a release costs is the accountant's business; the ledger knows whose budget it comes from. Users who take part in
 one batch only form a cohort of their own, and over disjoint cohorts costs do not add up (parallel composition):
 what is spent is the most that any cohort has spent. Releases to one cohort compose.
+
+Every row carries a checksum over itself and the one before, checked when a file is opened. That finds damage, not
+forgery: who may write the file can write new checksums, and an old copy put back in its place looks as good as new.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import json
 import math
+import os
 import sqlite3
+import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from shufflerl import checks
-from shufflerl.errors import BudgetExceededError, ContractError, StateMismatchError
+from shufflerl.errors import (
+    AccountingError,
+    BudgetExceededError,
+    ContractError,
+    InvalidInputError,
+    ShuffleRLError,
+    StateMismatchError,
+)
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
 from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
 
 #: Raised when the tables change, so that an older file is refused instead of misread.
-FORMAT = "shufflerl ledger 1"
+FORMAT = "shufflerl ledger 2"
+#: Seconds to wait for another process that is recording in the same file.
+PATIENCE = 10.0
+
+_APPLICATION_ID = int.from_bytes(b"SHRL", "big")
+_TABLES = [
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE releases (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, cohort TEXT, charge TEXT NOT NULL, "
+    "checksum TEXT NOT NULL)",
+    "CREATE INDEX by_cohort ON releases (cohort)",
+]
+_ENCODER = json.JSONEncoder(default=repr)  # a value of a wrong type must only not match
+_TROUBLE = (sqlite3.Error, UnicodeError, OSError)
 _LAWS: dict[str, type[PoissonNoise | BinomialNoise | GaussianNoise | UnaryNoise]] = {
     "poisson": PoissonNoise,
     "binomial": BinomialNoise,
@@ -43,6 +69,8 @@ class Charge:
 class Ledger:
     """A budget and what was taken from it, in a file (durable, atomic) or in memory.
 
+    A new file is made only where there is none; any other must be a ledger of the same task and budget.
+
     >>> ledger = Ledger("demo", Budget(epsilon=1.0, delta=1e-5))
     >>> ledger.record("batch 0", Charge(calibrate(ledger.budget, changed=22), changed=22))
     >>> round(ledger.spent, 3)
@@ -53,37 +81,68 @@ class Ledger:
         self.task = task
         self.budget = budget
         self.path = path
+        self._identity = {"format": FORMAT, "task": task, "budget": json.dumps(asdict(budget))}
+        with self._explained():
+            if path is None:
+                self._db = _connect(":memory:")
+                self._create(self._db)
+            else:
+                if not path.exists():
+                    self._create_file(path)
+                self._db = _connect(f"{path.absolute().as_uri()}?mode=rw")
         try:
-            # Autocommit off the driver's hands: every write below is one explicit transaction.
-            self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
-            self._db.execute("PRAGMA synchronous = FULL")
             with self._transaction():
-                self._db.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-                self._db.execute(
-                    "CREATE TABLE IF NOT EXISTS releases (name TEXT PRIMARY KEY, cohort TEXT NOT NULL, "
-                    "charge TEXT NOT NULL)"
-                )
-                self._db.execute("CREATE INDEX IF NOT EXISTS by_cohort ON releases (cohort)")
-                self._check_identity()
-            if self._db.execute("PRAGMA quick_check").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("its pages are inconsistent")
-        except sqlite3.Error as reason:
-            raise StateMismatchError(
-                f"{path} is not a ledger, or it is damaged ({reason}). Restore it from a backup; do not start a new "
-                "one for the same users, it would forget what they have spent."
-            ) from None
+                self._verify()
+        except BaseException:
+            self._db.close()
+            raise
 
-    def _check_identity(self) -> None:
-        mine = {"format": FORMAT, "task": self.task, "budget": json.dumps(asdict(self.budget))}
-        found = dict(self._db.execute("SELECT key, value FROM meta"))
-        if not found:
-            self._db.executemany("INSERT INTO meta VALUES (?, ?)", mine.items())
-        for key, value in mine.items():
-            if found and found.get(key) != value:
+    def _create_file(self, path: Path) -> None:
+        """Made aside and put in place complete, so that nobody, and no crash, ever meets half a ledger."""
+        with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as aside:
+            complete = Path(aside, "ledger")
+            with contextlib.closing(_connect(complete.absolute().as_uri())) as db:
+                self._create(db)
+            with contextlib.suppress(FileExistsError):  # another process was first; its ledger is verified like any
+                os.link(complete, path)
+
+    def _create(self, db: sqlite3.Connection) -> None:
+        db.execute("BEGIN")
+        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        for table in _TABLES:
+            db.execute(table)
+        meta = {**self._identity, "chain": f"0 {self._chain_start}"}
+        db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        db.execute("COMMIT")
+
+    def _verify(self) -> None:
+        if self._db.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
+            raise sqlite3.DatabaseError("it is empty or another application's")
+        schema = self._db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+        if [sql for (sql,) in schema] != _TABLES:
+            raise sqlite3.DatabaseError("its tables are not those of a ledger")
+        if self._db.execute("PRAGMA integrity_check").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError("its pages are inconsistent")
+        meta = dict(self._db.execute("SELECT key, value FROM meta"))
+        for key, value in self._identity.items():
+            if meta.get(key) != value:
                 raise StateMismatchError(
-                    f"The ledger {self.path} has {key} {found.get(key)!r}, not {value!r}; open it with what it was "
+                    f"The ledger {self.path} has {key} {meta.get(key)!r}, not {value!r}; open it with what it was "
                     "made for, or use another file for another task."
                 )
+        count, checksum = 0, self._chain_start
+        rows = self._db.execute("SELECT number, checksum, name, cohort, charge FROM releases ORDER BY number")
+        for count, (number, stored, name, cohort, text) in enumerate(rows, 1):
+            checksum = _checksum(checksum, name, cohort, text)
+            if (number, stored) != (count, checksum):
+                raise sqlite3.DatabaseError(f"row {count}, {name!r}, does not match its checksum")
+            _from_text(text)
+        if meta.get("chain") != f"{count} {checksum}":
+            raise sqlite3.DatabaseError("its last rows are missing")
+
+    @property
+    def _chain_start(self) -> str:
+        return _checksum(*self._identity.values())
 
     def record(self, release: str, charge: Charge, cohort: str | None = None) -> None:
         """Take a charge for a release that is about to happen. Once this returns, it stands, crash or no crash.
@@ -95,29 +154,36 @@ class Ledger:
     def record_all(self, releases: Iterable[str], charge: Charge, cohort: str | None = None) -> None:
         """Record several releases of the same charge, all or none; each to new users unless a cohort is named."""
         names = list(releases)
+        _check_names("release", names)
+        _check_names("cohort", [] if cohort is None else [cohort])
+        if not names:
+            return
         text = _to_text(charge)
+        asked = Counter({_from_text(text): 1 if cohort is None else len(names)})
         with self._transaction():
-            before = [] if cohort is None else self._charges(cohort)
-            asked = [charge] * (1 if cohort is None else len(names))
+            before = Counter[Charge]() if cohort is None else self._charges(cohort)
             if not self._fits(before + asked):
                 raise BudgetExceededError(self._refusal(names, before, asked))
+            count, checksum = self._db.execute("SELECT value FROM meta WHERE key = 'chain'").fetchone()[0].split()
+            rows = []
+            for number, name in enumerate(names, int(count) + 1):
+                checksum = _checksum(checksum, name, cohort, text)
+                rows.append((number, name, cohort, text, checksum))
             try:
-                self._db.executemany(
-                    "INSERT INTO releases VALUES (?, ?, ?)",
-                    [(name, cohort or f"users of {name}", text) for name in names],
-                )
+                self._db.executemany("INSERT INTO releases VALUES (?, ?, ?, ?, ?)", rows)
             except sqlite3.IntegrityError:
                 raise ContractError(
                     f"{names[0] if len(names) == 1 else 'One of the releases'} is in the ledger already: a batch is "
                     "released once. After a crash, send the release that was made then; do not draw new noise."
                 ) from None
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'chain'", (f"{rows[-1][0]} {checksum}",))
 
-    def _fits(self, charges: list[Charge]) -> bool:
-        if len(set(charges)) == 1:
-            return _fits_alone(charges[0], len(charges), self.budget)
+    def _fits(self, charges: Counter[Charge]) -> bool:
+        if len(charges) == 1:
+            return _fits_alone(*next(iter(charges.items())), self.budget)
         return self._epsilon(charges) <= self.budget.epsilon
 
-    def _refusal(self, names: list[str], before: list[Charge], asked: list[Charge]) -> str:
+    def _refusal(self, names: list[str], before: Counter[Charge], asked: Counter[Charge]) -> str:
         spent, more, total = (self._epsilon(charges) for charges in (before, asked, before + asked))
         return (
             f"{names[0]} would overspend the budget (epsilon {self.budget.epsilon:g}, delta {self.budget.delta:g}): "
@@ -125,43 +191,46 @@ class Ledger:
             + self._what_fits(before, asked)
         )
 
-    def _what_fits(self, before: list[Charge], asked: list[Charge]) -> str:
-        left = self.budget.epsilon - self._epsilon([*before], parts=2 if before else 1)
-        if left <= 0:
+    def _what_fits(self, before: Counter[Charge], asked: Counter[Charge]) -> str:
+        ((charge, times),) = asked.items()
+        kinds = len(before) + 1
+        left = self.budget.epsilon - self._epsilon(before, kinds)
+        try:
+            share = Budget(left, self.budget.delta / kinds)
+            mean = math.ceil(10 * calibrate(share, charge.changed, times).mean) / 10
+            while not self._fits(before + Counter({Charge(PoissonNoise(mean), charge.changed): times})):
+                mean = math.ceil(10 * mean * 1.0001) / 10
+        except (InvalidInputError, AccountingError):  # no epsilon is left, or too little for any noise we can draw
             return "Nothing fits any more; ask users who have not taken part."
-        share = Budget(left, self.budget.delta / (2 if before else 1))
-        mean = calibrate(share, asked[0].changed, len(asked)).mean
         return f"What would fit: Poisson noise of mean {mean:,.1f} or more on each counter (epsilon {left:.4g})."
 
     @property
     def spent(self) -> float:
         """Epsilon spent at the budget's delta, by the cohort that has spent most."""
-        rows = self._db.execute("SELECT cohort, charge FROM releases").fetchall()
-        cohorts: dict[str, list[str]] = {}
-        for cohort, charge in rows:
-            cohorts.setdefault(cohort, []).append(charge)
-        different = {tuple(sorted(charges)) for charges in cohorts.values()}
-        return max((self._epsilon([_from_text(text) for text in charges]) for charges in different), default=0.0)
+        with self._explained():
+            alone = self._db.execute("SELECT DISTINCT charge FROM releases WHERE cohort IS NULL")
+            different = {frozenset([(_from_text(text), 1)]) for (text,) in alone}
+            named = self._db.execute("SELECT DISTINCT cohort FROM releases WHERE cohort IS NOT NULL").fetchall()
+            different |= {frozenset(self._charges(cohort).items()) for (cohort,) in named}
+        return max((self._epsilon(Counter(dict(charges))) for charges in different), default=0.0)
 
     @property
     def releases(self) -> list[str]:
         """Names of all recorded releases, in order."""
-        return [name for (name,) in self._db.execute("SELECT name FROM releases ORDER BY rowid")]
+        with self._explained():
+            return [name for (name,) in self._db.execute("SELECT name FROM releases ORDER BY number")]
 
-    def _charges(self, cohort: str) -> list[Charge]:
+    def _charges(self, cohort: str) -> Counter[Charge]:
         rows = self._db.execute("SELECT charge FROM releases WHERE cohort = ?", (cohort,))
-        return [_from_text(text) for (text,) in rows]
+        return Counter(_from_text(text) for (text,) in rows)
 
-    def _epsilon(self, charges: list[Charge], parts: int = 1) -> float:
-        """Epsilon of all these charges to one user, at the budget's delta divided into `parts`.
+    def _epsilon(self, charges: Counter[Charge], kinds: int | None = None) -> float:
+        """Epsilon of all these charges to one user, when they are all, or `kinds` with others to come.
 
         Equal charges compose exactly; different ones by adding up, delta shared out evenly, which is pessimistic.
         """
-        kinds = Counter(charges)
-        delta = self.budget.delta / max(1, len(kinds)) / parts
-        return math.fsum(
-            privacy_loss(charge.noise, charge.changed, times).epsilon(delta) for charge, times in kinds.items()
-        )
+        delta = self.budget.delta / (kinds or len(charges) or 1)
+        return math.fsum(_epsilon_alone(charge, times, delta) for charge, times in charges.items())
 
     def close(self) -> None:
         """Close the file; what was recorded stays."""
@@ -173,29 +242,88 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, and alone: a second process waits at BEGIN IMMEDIATE until this one is through."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except BaseException as reason:
+            with contextlib.suppress(sqlite3.Error):  # some failures have rolled it back already
+                self._db.execute("ROLLBACK")
+            if isinstance(reason, _TROUBLE):
+                raise self._explanation(reason) from None
+            raise
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what the database or the file system says into what the user can do about it."""
+        try:
+            yield
+        except _TROUBLE as reason:
+            raise self._explanation(reason) from None
+
+    def _explanation(self, reason: Exception) -> ShuffleRLError:
+        code = getattr(reason, "sqlite_errorcode", 0) & 0xFF  # without the details in the higher bits
+        if isinstance(reason, sqlite3.ProgrammingError):
+            return ContractError(f"The ledger {self.path} cannot be used: {reason}")
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StateMismatchError(
+                f"The ledger {self.path} is locked by another process, for more than {PATIENCE:g} seconds. Nothing "
+                "was recorded, so do not release; try again when the other is through."
+            )
+        if isinstance(reason, OSError) or code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            return InvalidInputError(
+                f"The ledger {self.path} cannot be opened for writing ({reason}); expected a file, or a place for a "
+                "new one, in a directory that exists and in which you may write."
+            )
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            return StateMismatchError(
+                f"The ledger {self.path} could not be read or written ({reason}). Do not release; make room or repair "
+                "the disk, and try again."
+            )
+        return StateMismatchError(
+            f"{self.path} is not a ledger, or it is damaged ({reason}). Restore it from a backup; do not start a new "
+            "one for the same users, it would forget what they have spent."
+        )
 
 
-class _Transaction:
-    """All or nothing, and alone: a second process waits at BEGIN IMMEDIATE until this one is through."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+def _connect(address: str) -> sqlite3.Connection:
+    # Autocommit off the driver's hands: every write is one explicit transaction. EXTRA: once committed, not even a
+    # power cut brings the journal back and with it the state before.
+    db = sqlite3.connect(address, timeout=PATIENCE, isolation_level=None, uri=True)
+    db.execute("PRAGMA synchronous = EXTRA")
+    return db
 
 
 @functools.lru_cache(maxsize=1024)
 def _fits_alone(charge: Charge, times: int, budget: Budget) -> bool:
     """The very comparison that calibration certifies; remembered, as the batches of a run are mostly alike."""
+    if isinstance(charge.noise, UnaryNoise) and times > 1:
+        return _epsilon_alone(charge, times, budget.delta) <= budget.epsilon
     return privacy_loss(charge.noise, charge.changed, times).delta(budget.epsilon) <= budget.delta
 
 
+def _epsilon_alone(charge: Charge, times: int, delta: float) -> float:
+    """Epsilon of equal charges: composed exactly, but of unary reports, where that is not known, added up."""
+    if isinstance(charge.noise, UnaryNoise):
+        return times * privacy_loss(charge.noise, charge.changed).epsilon(delta / times)
+    return privacy_loss(charge.noise, charge.changed, times).epsilon(delta)
+
+
+def _checksum(*parts: Any) -> str:
+    return hashlib.sha256(_ENCODER.encode(parts).encode()).hexdigest()
+
+
+def _check_names(kind: str, names: list[str]) -> None:
+    """Refuse names that the file cannot hold and find again."""
+    for name in names:
+        if not (isinstance(name, str) and name.encode(errors="ignore").decode() == name != ""):
+            raise InvalidInputError(f"The name of a {kind} is {name!r}; expected text of at least one character.")
+
+
+@functools.lru_cache(maxsize=1024)
 def _to_text(charge: Charge) -> str:
     law = next((name for name, kind in _LAWS.items() if type(charge.noise) is kind), None)
     if law is None:
@@ -204,7 +332,11 @@ def _to_text(charge: Charge) -> str:
     return json.dumps({"law": law, **asdict(charge.noise), "changed": changed})  # type: ignore[call-overload]
 
 
+@functools.lru_cache(maxsize=1024)
 def _from_text(text: str) -> Charge:
-    fields = json.loads(text)
-    changed = fields.pop("changed")
-    return Charge(_LAWS[fields.pop("law")](**fields), changed)
+    try:
+        fields = json.loads(text)
+        changed = checks.whole("changed", fields.pop("changed"), least=2)
+        return Charge(_LAWS[fields.pop("law")](**fields), changed)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise sqlite3.DatabaseError(f"{text!r} is not a charge") from None

@@ -224,7 +224,18 @@ class GaussianNoise:
 
     def sample(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> FloatArray:
         """Independent draws for simulation."""
-        return np.asarray(rng.normal(0.0, self.sd, size), dtype=np.float64)
+        return on_lattice(rng.normal(0.0, self.sd, size), self.sd)
+
+
+def on_lattice(values: FloatArray, sd: float) -> FloatArray:
+    """Round noise to multiples of a power of two that divides one and is tiny beside the deviation.
+
+    Added to a whole count it then stays a multiple: the sum is exact, and its last bits tell nothing of the count, as
+    those of an unrounded sum do (near zero floating point is finer than near one). Counts are whole, so this is the
+    same as rounding the sum: post-processing.
+    """
+    fineness = 2.0 ** max(0, 24 - math.frexp(sd)[1])
+    return np.asarray(np.rint(values * fineness) / fineness)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ all users on a counter at once (`Noise.sample`), which has the same law; `tests/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,15 +32,24 @@ from shufflerl.privacy.noise import BinomialNoise, PoissonNoise
 class Protocol:
     """What all users of a batch agree on: the counters asked for, how many users there are, and their noise.
 
-    `noise` is the law of all users' noise on one counter together; each adds its share of it.
+    `noise` is the law of all users' noise on one counter together; each adds its share of it. It is sized so that the
+    shares of `honest_fraction` of the users suffice; from fewer reports nothing is released.
     """
 
     query: CountQuery
     users: int
     noise: PoissonNoise | BinomialNoise
+    honest_fraction: float = 1.0
 
     def __post_init__(self) -> None:
+        """Refuse what users cannot agree on: noise that is not made of bits, or that they cannot share."""
         checks.whole("users", self.users, least=1)
+        object.__setattr__(self, "honest_fraction", checks.fraction("honest_fraction", self.honest_fraction))
+        if not isinstance(self.noise, PoissonNoise | BinomialNoise):
+            raise InvalidInputError(
+                f"{self.noise!r} cannot be sent as bits; expected PoissonNoise or BinomialNoise, of which every user "
+                "can add its share."
+            )
         if isinstance(self.noise, BinomialNoise):
             bits, left = divmod(self.noise.trials, self.users)
             if left or (bits > 1 and self.noise.probability != 0.5):
@@ -54,6 +64,12 @@ class Protocol:
         if isinstance(self.noise, PoissonNoise):
             return Fraction(self.noise.mean) / self.users
         return Fraction(self.noise.probability) * (self.noise.trials // self.users)
+
+    @property
+    def fewest_reports(self) -> int:
+        """Reports whose noise suffices."""
+        # Forgive the rounding of the product: a tenth of ten users is one.
+        return max(1, math.ceil(self.honest_fraction * self.users * (1 - 1e-12)))
 
     @property
     def messages_per_user(self) -> float:
@@ -87,9 +103,19 @@ def shuffle(reports: Iterable[IntArray]) -> IntArray:
 
 
 def analyze(protocol: Protocol, tags: ArrayLike, reports: int) -> FloatArray:
-    """The analyzer: unbiased counts from the tags of `reports` users: count, subtract the expected noise."""
+    """The analyzer: unbiased counts from the tags of `reports` users: count, subtract the expected noise.
+
+    Fewer reports than the noise was sized for are refused, as their counts would carry too little of it.
+    """
     given = np.asarray(tags)
+    if given.shape == (0,):
+        given = np.empty(0, dtype=np.int64)
     checks.whole("reports", reports, least=1)
+    if not protocol.fewest_reports <= reports <= protocol.users:
+        raise InvalidInputError(
+            f"reports is {reports}; expected at least {protocol.fewest_reports}, or the noise would fall short of what "
+            f"it was sized for, and at most the {protocol.users} users of the batch."
+        )
     if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
         raise InvalidInputError(
             f"The tags have shape {given.shape} and type {given.dtype}; expected a row of integers."

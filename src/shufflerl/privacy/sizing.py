@@ -6,8 +6,9 @@ from typing import Any
 
 from shufflerl import checks
 from shufflerl.counts import CountQuery
+from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
-from shufflerl.privacy.accounting import Budget, calibrate, paper_noise, paper_tau, privacy_loss, warn_if_weak
+from shufflerl.privacy.accounting import Budget, calibrate, drawable, paper_noise, paper_tau, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
@@ -17,28 +18,43 @@ from shufflerl.privatizers.shuffle import Shuffle
 def size_up(
     epsilon: float, delta: float, *, horizon: int, states: int, actions: int, users: int, gamma: float
 ) -> dict[str, Any]:
-    """Noise and messages for a full release at a budget; under "paper" the same for the paper's constants."""
+    """Noise and messages for a full release at a budget; under "paper" the same for the paper's constants.
+
+    `epsilon` is the budget, under "paper" what its noise delivers; `true_epsilon` is the accountant's figure in both,
+    infinite if no epsilon can be certified. Figures of a noise too large to draw are None.
+    """
     budget = Budget(epsilon, delta)
     warn_if_weak(budget, checks.whole("users", users, least=1))
     query = CountQuery.everything(Problem(horizon, states, actions, users))
-    honest = calibrate(budget, query.changed_counters)
-    noise = PoissonNoise(honest.mean / checks.fraction("gamma", gamma))
-    paper = paper_noise(users, paper_tau(budget, horizon, states, actions))
+    changed = query.changed_counters
+    honest = calibrate(budget, changed)
+    protocol = Protocol(query, users, drawable(honest.mean / checks.fraction("gamma", gamma), budget), gamma)
+    true_epsilon = privacy_loss(honest, changed).epsilon(delta)
+    paper, paper_epsilon = _paper_protocol(query, users, budget), None
+    if paper is not None:
+        paper_epsilon = privacy_loss(paper.noise, changed).epsilon(delta)
 
-    def figures(true_epsilon: float, protocol: Protocol) -> dict[str, Any]:
+    def figures(epsilon: float | None, true_epsilon: float | None, protocol: Protocol | None) -> dict[str, Any]:
         return {
-            "epsilon": true_epsilon,
+            "epsilon": epsilon,
+            "true_epsilon": true_epsilon,
             "delta": delta,
-            "changed_counters": query.changed_counters,
-            "lambda": protocol.noise.mean,
-            "noise_sd": protocol.noise.sd,
-            "messages_per_user": protocol.messages_per_user,
+            "changed_counters": changed,
+            "lambda": None if protocol is None else protocol.noise.mean,
+            "noise_sd": None if protocol is None else protocol.noise.sd,
+            "messages_per_user": None if protocol is None else protocol.messages_per_user,
         }
 
-    true_epsilon = privacy_loss(paper, query.changed_counters).epsilon(delta)
-    return figures(epsilon, Protocol(query, users, noise)) | {
-        "paper": figures(true_epsilon, Protocol(query, users, paper))
-    }
+    return figures(epsilon, true_epsilon, protocol) | {"paper": figures(paper_epsilon, paper_epsilon, paper)}
+
+
+def _paper_protocol(query: CountQuery, users: int, budget: Budget) -> Protocol | None:
+    """What the paper's constants ask for; None where that is no noise that can be drawn."""
+    try:
+        noise = paper_noise(users, paper_tau(budget, query.horizon, query.n_states, query.n_actions))
+    except InvalidInputError:  # users and budget are good: it is the number of bits, or their probability, that is not
+        return None
+    return Protocol(query, users, noise)
 
 
 def certificate_of(
@@ -57,6 +73,7 @@ def certificate_of(
         model=Shuffle.model,
         mechanism=Shuffle.mechanism,
         noise_sd=noise.sd,
+        noise_on=Shuffle.noise_on,
         changed_counters=query.changed_counters * times,
         participations=times,
         honest_fraction=gamma,

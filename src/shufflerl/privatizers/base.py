@@ -54,6 +54,8 @@ class BudgetedPrivatizer(Privatizer):
     model: ClassVar[str]
     mechanism: ClassVar[str]
     assumptions: ClassVar[tuple[str, ...]]
+    #: What the noise that the certificate states is on.
+    noise_on: ClassVar[str] = "on each counter of a batch"
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class BudgetedPrivatizer(Privatizer):
         # After a restart another stream: the same noise on two batches would cancel in their difference.
         self._rng = stream(seed, "noise", self._next_batch)
         self._prepare(learner)
+        self._charge(CountQuery.everything(learner.problem), 1)  # a budget that cannot be met is refused here
 
     def _prepare(self, learner: Learner) -> None:
         """What a subclass must know of the learner it serves; here nothing."""
@@ -107,16 +110,25 @@ class BudgetedPrivatizer(Privatizer):
         self._next_batch = batches.stop
         return noise, added
 
+    def _worst_users(self, query: CountQuery) -> int:
+        """The size of batch that costs its users most; here all cost the same."""
+        return 1
+
+    def _stated_noise(self, query: CountQuery) -> float:
+        """The deviation that the certificate states."""
+        return self._noise(query, 1).sd
+
     def certificate(self, query: CountQuery) -> Certificate:
-        """What a user who answers such a query is guaranteed."""
-        charge = self._charge(query, 1)
+        """What a user who answers such a query is guaranteed, whatever the size of its batch."""
+        charge = self._charge(query, self._worst_users(query))
         return Certificate(
             epsilon=privacy_loss(charge.noise, charge.changed).epsilon(self.budget.delta),
             delta=self.budget.delta,
             budget_epsilon=self.budget.epsilon,
             model=self.model,
             mechanism=self.mechanism,
-            noise_sd=self._noise(query, 1).sd,
+            noise_sd=self._stated_noise(query),
+            noise_on=self.noise_on,
             changed_counters=charge.changed,
             participations=self.participations,
             honest_fraction=self.honest_fraction,
@@ -135,7 +147,7 @@ class AdditivePrivatizer(BudgetedPrivatizer):
 
     def release(self, counts: Counts) -> Release:
         """Charge the budget, then add noise."""
-        batch = counts.batch
+        batch = counts.checked().batch
         alone = range(batch.index, batch.index + 1)
         noise, added = self._admit(batch.query, batch.users, alone)
         values = counts.values + self._draw(noise, alone, batch.query.size)[0]

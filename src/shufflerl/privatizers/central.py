@@ -20,7 +20,7 @@ from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.learners.base import Learner
 from shufflerl.privacy.accounting import Budget, calibrate_gaussian
 from shufflerl.privacy.ledger import Charge, Ledger
-from shufflerl.privacy.noise import GaussianNoise, Noise
+from shufflerl.privacy.noise import GaussianNoise, Noise, on_lattice
 from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer
 from shufflerl.seeding import Seed
 
@@ -74,6 +74,13 @@ class Continual(AdditivePrivatizer):
         noise = calibrate_gaussian(self.budget, query.changed_counters, times)
         return Charge(noise, query.changed_counters * times)
 
+    noise_on: ClassVar[str] = (
+        "on each counter of one release by itself; sums over all batches carry a few times as much"
+    )
+
+    def _stated_noise(self, query: CountQuery) -> float:
+        return self._sd(query)
+
     def _sd(self, query: CountQuery) -> float:
         return self._charge(query, 1).noise.sd
 
@@ -99,7 +106,8 @@ class Continual(AdditivePrivatizer):
 
     def _draw(self, noise: Noise, batches: range, size: int) -> FloatArray:
         assert self._query is not None
-        running = self._sd(self._query) * self._running_noise(batches.start, len(batches), size)
+        sd = self._sd(self._query)
+        running = on_lattice(sd * self._running_noise(batches.start, len(batches), size), sd)
         before = np.zeros(size) if self._last is None else self._last
         self._last = running[-1]
         return np.diff(running, axis=0, prepend=before[None])

@@ -21,6 +21,7 @@ _TRUST = ("unique users", "exact noise", "public parameters")
 class Local(AdditivePrivatizer):
     """Every user adds Gaussian noise to each of its own counters."""
 
+    noise_on: ClassVar[str] = "on each counter of one user's report; n users together have sqrt(n) times as much"
     name: ClassVar[str] = "local"
     model: ClassVar[str] = "local"
     mechanism: ClassVar[str] = "Gaussian noise added by every user to its own counters"
@@ -39,14 +40,17 @@ class LocalSampled(BudgetedPrivatizer):
     """Every user reports one family and step, chosen at random, in unary encoding with flipped bits.
 
     The bit of the counter it touched is sent as a fair coin, every other bit is a one with probability q: one report of
-    low sensitivity instead of many small ones. Simulated from the counts: exact for each family and step; that a user
-    who reports one step does not report another is not carried over from step to step.
+    low sensitivity instead of many small ones. Simulated from the counts: exact for one user, and for any number of
+    them exact for each family and step; that a user who reports one step does not report another is then not carried
+    over from step to step. The counters of one step share its number of reports, so their errors are uncorrelated but
+    not independent.
     """
 
+    noise_on: ClassVar[str] = "at most, on each counter of one user's report; n users have sqrt(n) times as much"
     name: ClassVar[str] = "local-sampled"
     model: ClassVar[str] = "local"
     mechanism: ClassVar[str] = "one family and step per user, unary encoding with flipped bits"
-    assumptions: ClassVar[tuple[str, ...]] = _TRUST
+    assumptions: ClassVar[tuple[str, ...]] = (*_TRUST, "one report")
 
     def _noise(self, query: CountQuery, users: int) -> UnaryNoise:
         if self.participations > 1:
@@ -59,14 +63,17 @@ class LocalSampled(BudgetedPrivatizer):
 
     def release(self, counts: Counts) -> Release:
         """Charge the budget, then draw the users' reports."""
-        batch = counts.batch
+        batch = counts.checked().batch
         _, added = self._admit(batch.query, batch.users, range(batch.index, batch.index + 1))
         noise = self._noise(batch.query, batch.users)
         return Release(batch, self._estimate(counts, noise), noise, float(added[0]))
 
     def _estimate(self, counts: Counts, noise: UnaryNoise) -> FloatArray:
         group = counts.batch.query.groups
-        sampled = self._rng.binomial(counts.values, 1 / noise.groups)
+        if counts.batch.users == 1:
+            sampled = np.where(group == self._rng.integers(noise.groups), counts.values, 0)
+        else:
+            sampled = self._rng.binomial(counts.values, 1 / noise.groups)
         reports = np.bincount(group, weights=sampled, minlength=noise.groups).astype(np.int64)[group]
         ones = self._rng.binomial(sampled, 0.5) + self._rng.binomial(reports - sampled, noise.flip)
         return noise.weight * (ones - reports * noise.flip)

@@ -67,6 +67,12 @@ class ShufflePaper(AdditivePrivatizer):
     mechanism: ClassVar[str] = "one-bit messages with the paper's binomial noise bits, shuffled per batch"
     assumptions: ClassVar[tuple[str, ...]] = _TRUST
 
+    noise_on: ClassVar[str] = "on each counter of a batch of few users; of many, up to sqrt(2) times as much"
+
+    def _worst_users(self, query: CountQuery) -> int:
+        # Just above tau users the bits are almost fair and hardly more than tau; fewer or more users have more noise.
+        return math.ceil(self._tau(query))
+
     def _tau(self, query: CountQuery) -> float:
         return paper_tau(self.budget, query.horizon, query.n_states, query.n_actions)
 
