@@ -226,8 +226,8 @@ def test_a_last_stage_that_commits_judges_nothing() -> None:
     mdp = MDP(transitions, rewards, np.eye(3)[0])
     for seed in range(10):
         users, noise, own = np.random.SeedSequence(seed).spawn(3)
-        learner = SDPPE(mdp.problem(10**9), own, constants="paper", last_stage="commit")
-        privatizer = privatizers.make("shuffle", learner, epsilon=1.0, delta=1e-10, seed=noise)
+        learner = SDPPE(mdp.problem(10**10), own, constants="paper", last_stage="commit")
+        privatizer = privatizers.make("shuffle", learner, epsilon=1.0, delta=1e-12, seed=noise)
         learn(learner, CountPopulation(mdp, users), privatizer)
         value = learner.policies.best(mdp.transitions, mdp.rewards, mdp.start, np.random.default_rng(0))[1]
         assert value == pytest.approx(mdp.optimal_value)
