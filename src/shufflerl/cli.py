@@ -13,6 +13,7 @@ import typer
 
 from shufflerl import __version__
 from shufflerl.errors import ShuffleRLError
+from shufflerl.experiments import commands
 
 if TYPE_CHECKING:
     from shufflerl.experiment import Run, Setting
@@ -143,6 +144,10 @@ def run(
             _print_stages(runs[0].trace, table=trace, words=explain)
     if plot is not None:
         typer.echo(f"Figure saved to {plot}", err=as_json)
+
+
+for command in (commands.sweep, commands.compare):
+    app.command()(command)
 
 
 Horizon = Annotated[int, typer.Option(help="Steps in an episode, H.")]

@@ -27,6 +27,14 @@ class MissingExtraError(ShuffleRLError, ImportError):
     """An optional dependency is not installed; the text names the extra that brings it."""
 
 
+class StorageError(ShuffleRLError):
+    """A folder or disk that cannot be read or written; what was stored before is whole."""
+
+
+class LostWorkersError(ShuffleRLError):
+    """Processes or machines that died while they computed, more than once; what they had handed in is kept."""
+
+
 class BudgetExceededError(ShuffleRLError):
     """A release that would spend more privacy than the budget allows; nothing was released."""
 

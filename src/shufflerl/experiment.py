@@ -56,8 +56,23 @@ class Run:
     seconds: float
 
 
-def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
-    """Run a setting once. Environment, users, noise and learner draw streams of their own from the one seed."""
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All that a seed's run needs, made and checked; nothing has been played yet."""
+
+    population: Population
+    learner: learners.Learner
+    privatizer: privatizers.Privatizer
+    optimal_value: float | None
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What the run guarantees to its users."""
+        return self.privatizer.certificate(CountQuery.everything(self.learner.problem))
+
+
+def prepare(setting: Setting, seed: int) -> Prepared:
+    """Environment, users, noise and learner, which draw streams of their own from the one seed."""
     environment = setting.environment(seed)
     population: Population
     if isinstance(environment, MDP):
@@ -74,12 +89,17 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
         seed=seed,
         **setting.privatizer_parameters,
     )
+    return Prepared(population, learner, privatizer, optimal_value)
+
+
+def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
+    """Run a setting once."""
+    made = prepare(setting, seed)
     began = time.perf_counter()
     with compiler_clock() as compiling:
-        history = learn(learner, population, privatizer, progress=progress)
+        history = learn(made.learner, made.population, made.privatizer, progress=progress)
         seconds = time.perf_counter() - began - compiling()
-    certificate = privatizer.certificate(CountQuery.everything(problem))
-    return Run(seed, optimal_value, history, certificate, learner.trace, seconds)
+    return Run(seed, made.optimal_value, history, made.certificate, made.learner.trace, seconds)
 
 
 def run_seeds(

@@ -27,13 +27,23 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def check_plot(setting: Setting, seed: int, path: Path) -> None:
-    """Refuse, before anything is run, a figure that could not be drawn or written in the end."""
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that many inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def check_path(path: Path) -> None:
+    """Refuse a place that no figure could be written to."""
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidInputError(f"Cannot write {path.name!r}. Use a name ending in {', '.join(SUFFIXES)}.")
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InvalidInputError(f"Cannot write {path}: no file can be made there; choose another folder or name.")
+
+
+def check_plot(setting: Setting, seed: int, path: Path) -> None:
+    """Refuse, before anything is run, a figure that could not be drawn or written in the end."""
+    check_path(path)
     if not isinstance(setting.environment(seed), MDP):
         raise InvalidInputError(
             f"The optimal value of {setting.env} is unknown without a transition table, so there is no regret to plot."
@@ -46,7 +56,7 @@ def regret_curve(setting: Setting, runs: list[Run], path: Path) -> None:
         raise InvalidInputError("This environment's optimal value is unknown, so there is no regret to plot.")
     grid = np.linspace(0, setting.episodes, 400)
     curves = np.stack([np.interp(grid, *run.history.curve) for run in runs])
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    figure = new_figure(7.2, 4.2)
     axes = figure.subplots()
     axes.plot(grid, curves.T, color=COLOURS[0], alpha=0.25, linewidth=0.7)
     mean = curves.mean(axis=0)

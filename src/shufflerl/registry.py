@@ -69,7 +69,7 @@ class Registry:
     def make(self, name: str, /, *given: Any, **chosen: Any) -> Any:
         """Construct `name` from what the caller gives and what the user chose."""
         for key in chosen:
-            self._parameter(name, key)
+            self.parameter(name, key)
         for key in self.describe(name)["required"]:
             if key not in chosen:
                 raise InvalidInputError(f"{self.kind} {name!r} needs the parameter {key!r}; give {key}=...")
@@ -84,11 +84,25 @@ class Registry:
                 raise InvalidInputError(f"{assignment!r} is not a parameter; write it as key=value.")
             if key in parsed:
                 raise InvalidInputError(f"The parameter {key!r} of {self.kind} {name!r} is given twice; give it once.")
-            kind = self._parameter(name, key).annotation
+            kind = self.parameter(name, key).annotation
             parsed[key] = _parse(f"parameter {key!r} of {self.kind} {name!r}", text, kind)
         return parsed
 
-    def _parameter(self, name: str, key: str) -> inspect.Parameter:
+    def check(self, name: str, key: str, value: Any) -> Any:
+        """A parameter's value in the type the constructor declares; a number without fraction is a whole one."""
+        annotation = self.parameter(name, key).annotation
+        alternatives = getattr(annotation, "__args__", (annotation,))
+        if type(value) in alternatives:
+            return value
+        if int in alternatives and isinstance(value, float) and value.is_integer():
+            return int(value)
+        if float in alternatives and type(value) is int:
+            return float(value)
+        wanted = _wanted(kind for kind in alternatives if kind is not type(None))
+        raise InvalidInputError(f"parameter {key!r} of {self.kind} {name!r} is {value!r}; expected {wanted}.")
+
+    def parameter(self, name: str, key: str) -> inspect.Parameter:
+        """Look a parameter up."""
         known = self.parameters(name)
         if key not in known:
             raise UnknownNameError(f"{self.kind} {name!r} has no parameter {key!r}.{nearest(key, known)}")
@@ -112,5 +126,8 @@ def _parse(what: str, text: str, annotation: Any) -> Any:
                 return int(number)
     if str in alternatives:
         return text
-    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in alternatives)
-    raise InvalidInputError(f"{what} is {text!r}; expected {wanted}.")
+    raise InvalidInputError(f"{what} is {text!r}; expected {_wanted(alternatives)}.")
+
+
+def _wanted(kinds: Iterable[Any]) -> str:
+    return " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)

@@ -1,0 +1,159 @@
+"""The commands `sweep` and `compare`: thin, like the rest of the command line."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shufflerl.experiments.compare import Group
+    from shufflerl.experiments.engine import Progress
+
+
+class Backend(StrEnum):
+    """Where cells run."""
+
+    loky = "loky"
+    ray = "ray"
+
+
+class BandKind(StrEnum):
+    """What the bands of a figure show."""
+
+    sd = "sd"
+    ci = "ci"
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="The sweep, as TOML; see docs/sweeps.md.", metavar="FILE")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results.", metavar="DIR", show_default="out/ and FILE's name")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many runs at a time.", metavar="N", show_default="all processors")
+    ] = None,
+    backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a Ray cluster.")] = Backend.loky,
+) -> None:
+    """Run every combination in a file; run again, it goes on where it stopped."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as ProgressBar
+
+    from shufflerl.experiments.engine import run_cells
+    from shufflerl.experiments.sweep import read
+
+    cells = read(file)
+    folder = Path("out") / file.stem if out is None else out
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    # One cell may take long: time left is estimated over an hour, not over half a minute.
+    with ProgressBar(*columns, console=console, speed_estimate_period=3600, disable=not console.is_terminal) as bar:
+        task = bar.add_task(file.name, total=len(cells))
+        began = False
+
+        def show(now: Progress) -> None:
+            nonlocal began
+            if not began:
+                began = True
+                _say_what_is_there(now, folder)
+                bar.reset(task, completed=now.done, total=now.cells)
+            bar.update(task, completed=now.done)
+
+        try:
+            end = run_cells(cells, folder, workers=workers, backend=backend.value, progress=show)
+        except KeyboardInterrupt:
+            typer.echo(f"Stopped; what is done is in {folder}, and the same command goes on from there.", err=True)
+            raise typer.Exit(130) from None
+    typer.echo(f"{end.done} cells in {folder}: {end.resumed} were there, {end.done - end.resumed} were run.")
+
+
+def _say_what_is_there(now: Progress, folder: Path) -> None:
+    for path, reason in now.damaged.items():
+        typer.echo(f"Damaged, will be recomputed: {path} ({reason})", err=True)
+    if now.resumed:
+        typer.echo(f"Resuming {folder}: {now.resumed} of {now.cells} cells are done already.", err=True)
+
+
+def compare(
+    results: Annotated[Path, typer.Argument(help="The folder a sweep wrote.", metavar="RESULTS")],
+    plot: Annotated[Path | None, typer.Option(help="Save a figure of the regret curves here.", metavar="FILE")] = None,
+    band: Annotated[
+        BandKind, typer.Option(help="Bands of the figure: standard deviation, or 95% interval of the mean.")
+    ] = BandKind.sd,
+    per_budget: Annotated[
+        bool, typer.Option("--per-budget", help="Compare only settings of the same privacy budget.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")] = False,
+) -> None:
+    """Compare the settings of a sweep: means, intervals, areas under the curve, paired tests."""
+    from shufflerl.experiments import compare as comparison
+    from shufflerl.experiments import store
+
+    if plot is not None:
+        from shufflerl.plots import check_path
+
+        check_path(plot)
+    groups = comparison.compare(store.results(results), per_budget=per_budget)
+    if plot is not None:
+        comparison.save(groups, band.value, plot)
+    if as_json:
+        typer.echo(json.dumps({"groups": [group.as_dict() for group in groups]}, allow_nan=False))
+    else:
+        for group in groups:
+            _print_group(group)
+        typer.echo(
+            "Intervals: 95% bootstrap. area: mean of the cumulative regret along the run. p: paired permutation test "
+            "against the best, corrected for all pairs of a table (Holm)."
+        )
+    if plot is not None:
+        typer.echo(f"Figure saved to {plot}", err=as_json)
+
+
+def _print_group(group: Group) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from shufflerl.experiments.cells import contender
+    from shufflerl.experiments.compare import Estimate
+
+    def interval(estimate: Estimate | None, form: str) -> str:
+        if estimate is None or estimate.low is None or estimate.high is None:
+            return ""
+        return f"{estimate.low:{form}} to {estimate.high:{form}}"
+
+    form = ",.1f" if group.measure == "regret" else ".4f"
+    count = len(group.rows[0].seeds)
+    heading = f"{group.title}, {count} seed{'s' * (count > 1)}"
+    name = "regret" if group.measure == "regret" else "reward per episode"
+    table = Table("", box=None, pad_edge=False, title=heading, title_justify="left")
+    for column in (name, "95% interval", "sd", "area", "switches", "p"):
+        table.add_column(column, justify="right")
+    for row in group.rows:
+        p = "best" if row.adjusted is None else f"{row.adjusted:.2g}" if row.adjusted >= 1e-3 else "<0.001"
+        table.add_row(
+            contender(row.setting),
+            f"{row.score.mean:{form}}",
+            interval(row.score, form),
+            "" if row.sd is None else f"{row.sd:{form}}",
+            "" if row.area is None else f"{row.area.mean:,.1f}",
+            f"{row.switches:,.1f}",
+            p,
+        )
+    Console().print(table)
+    if len(group.rows) > 1 and group.least_p > 0.05:
+        typer.echo(
+            f"So few seeds cannot show a difference among {len(group.rows)} settings: the smallest p possible is "
+            f"{group.least_p:.2g}. Use more seeds."
+        )
+    typer.echo()
