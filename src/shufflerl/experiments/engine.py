@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def _on_ray(cells: list[Cell], workers: int | None) -> Results:
     Ray's backend for joblib hands over results only when all are there, so its tasks are used as they are.
     """
     try:
-        import ray
+        ray: Any = import_module("ray")
     except ImportError as missing:
         raise MissingExtraError(
             "The backend 'ray' needs Ray; install it with: pip install 'shufflerl[ray]'."
@@ -139,7 +140,7 @@ def _on_ray(cells: list[Cell], workers: int | None) -> Results:
     if mine:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
     task = ray.remote(num_cpus=1, max_retries=-1)(_run_here)
-    most = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
+    most = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting = cells[::-1]
     running: list[Any] = []
     try:
