@@ -262,6 +262,7 @@ def calibrate_gaussian(budget: Budget, changed: int, participations: int = 1) ->
     return GaussianNoise(sd)
 
 
+@functools.lru_cache(maxsize=1024, typed=True)
 def calibrate_unary(budget: Budget) -> float:
     """The least probability of a one on the bits a user did not touch that keeps a unary report within the budget.
 

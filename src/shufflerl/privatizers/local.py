@@ -64,16 +64,20 @@ class LocalSampled(BudgetedPrivatizer):
     def release(self, counts: Counts) -> Release:
         """Charge the budget, then draw the users' reports."""
         batch = counts.checked().batch
-        _, added = self._admit(batch.query, batch.users, range(batch.index, batch.index + 1))
-        noise = self._noise(batch.query, batch.users)
+        noise, added = self._admit(batch.query, batch.users, range(batch.index, batch.index + 1))
+        assert isinstance(noise, UnaryNoise)
         return Release(batch, self._estimate(counts, noise), noise, float(added[0]))
 
     def _estimate(self, counts: Counts, noise: UnaryNoise) -> FloatArray:
         group = counts.batch.query.groups
+        touched = np.flatnonzero(counts.values)
         if counts.batch.users == 1:
-            sampled = np.where(group == self._rng.integers(noise.groups), counts.values, 0)
+            chosen = (group[touched] == self._rng.integers(noise.groups)).astype(np.int64)
         else:
-            sampled = self._rng.binomial(counts.values, 1 / noise.groups)
-        reports = np.bincount(group, weights=sampled, minlength=noise.groups).astype(np.int64)[group]
-        ones = self._rng.binomial(sampled, 0.5) + self._rng.binomial(reports - sampled, noise.flip)
+            chosen = self._rng.binomial(counts.values[touched], 1 / noise.groups)
+        sampled = np.zeros_like(counts.values)
+        sampled[touched] = chosen
+        reports = np.add.reduceat(sampled, counts.batch.query.group_starts)[group]
+        ones = self._rng.binomial(reports - sampled, noise.flip)
+        ones[touched] += self._rng.binomial(chosen, 0.5)
         return noise.weight * (ones - reports * noise.flip)
