@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,6 +30,26 @@ def test_tags_are_a_bijection(case: tuple[MDP, CountQuery]) -> None:
     counters = [query.counter(tag) for tag in range(query.size)]
     assert len(set(counters)) == query.size
     assert [query.tag(counter) for counter in counters] == list(range(query.size))
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=queries())
+def test_rows_list_the_transition_tags(case: tuple[MDP, CountQuery]) -> None:
+    _, query = case
+    starts, after = query.row_starts, query.successors
+    assert [array.dtype.name for array in (starts, after)] == ["int64", "int32"]
+    assert len(starts) == len(query.transition_steps) * query.n_states * query.n_actions + 1
+    listed = []
+    for row, (begin, end) in enumerate(itertools.pairwise(starts)):
+        step, state, action = np.unravel_index(
+            row, (max(1, len(query.transition_steps)), query.n_states, query.n_actions)
+        )
+        listed += [
+            Counter("transition", query.transition_steps[step], int(state), int(action), int(y))
+            for y in after[begin:end]
+        ]
+    assert listed == [query.counter(tag) for tag in range(len(after))]
+    assert query.size - starts[-1] == len(query.reward_steps) * query.n_states * query.n_actions * 2
 
 
 @settings(max_examples=60, deadline=None)

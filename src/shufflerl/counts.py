@@ -100,6 +100,27 @@ class CountQuery:
         return np.flatnonzero(np.concatenate([possible, rewards])).astype(np.int64)
 
     @cached_property
+    def successors(self) -> NDArray[np.int32]:
+        """The next state x' of each transition tag; see `row_starts`."""
+        positions = np.arange(int(np.prod(self._dense_shapes[0]))) if self._asked is None else self._asked
+        transitions = positions[: self.size - int(np.prod(self._dense_shapes[1]))]
+        return (transitions % self.n_states).astype(np.int32)
+
+    @cached_property
+    def row_starts(self) -> IntArray:
+        """Where the tags of each row of transitions begin: row i has tags row_starts[i] to row_starts[i+1].
+
+        Rows are numbered in order of (step, x, a) over the steps asked for. Reward tags begin at row_starts[-1], two
+        for each (step, x, a). With `successors` this is all that is needed to work on released values as they are:
+        tables of [h, x, a, x'] are mostly zeros where the support is known.
+        """
+        rows = int(np.prod(self._dense_shapes[0][:-1]))
+        if self._asked is None:
+            return np.arange(rows + 1) * self.n_states
+        transitions = self._asked[: len(self.successors)]
+        return np.searchsorted(transitions, np.arange(rows + 1) * self.n_states).astype(np.int64)
+
+    @cached_property
     def _tag_of_position(self) -> IntArray | None:
         """Tag of each position of the dense layout, -1 where there is none."""
         if self._asked is None:
