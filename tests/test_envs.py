@@ -102,6 +102,7 @@ class TestEveryEnvironment:
         ("name", "parameters", "message"),
         [
             ("riverswim", {"n_states": 1}, "n_states is 1; expected a whole number of at least 2"),
+            ("riverswim", {"permuted": 1}, "permuted is 1; expected True or False"),
             ("bandit", {"sigma": -0.1}, "sigma is -0.1; expected a finite number"),
             ("bandit", {"sigma": float("nan")}, "sigma is nan; expected a finite number"),
             ("spectrum", {"n_channels": 1}, "n_channels is 1; expected a whole number of at least 2"),
@@ -188,6 +189,14 @@ class TestRiverSwim:
         assert mdp.transitions[0, 1, 1, :3].tolist() == [0.05, 0.6, 0.35]
         assert mdp.transitions[0, -1, 1, -2:].tolist() == [0.4, 0.6]
         assert value_of(mdp, np.ones((mdp.horizon, n_states))) > value_of(mdp, np.zeros((mdp.horizon, n_states)))
+
+    def test_permuted_is_the_same_river(self) -> None:
+        plain, permuted = build("riverswim"), build("riverswim", 3, permuted=True)
+        assert permuted.optimal_value == pytest.approx(plain.optimal_value)
+        assert np.array_equal(np.sort(permuted.rewards, axis=-1), np.sort(plain.rewards, axis=-1))
+        flipped = [permuted.rewards[h, -1].argmax() for h in range(6)]
+        assert set(flipped) == {0, 1}
+        assert not same(permuted, build("riverswim", 4, permuted=True))
 
 
 class TestBandit:
@@ -301,6 +310,19 @@ class TestRandom:
         assert (mdp.support.sum(axis=-1) == 3).all()
         assert np.array_equal(mdp.support, mdp.transitions > 0)
         assert build("random").support is None
+
+    def test_every_set_of_next_states_is_as_likely(self) -> None:
+        # 3 of 5 states: ten sets in 60,000 rows; a chi-square of 9 degrees above 40 has a chance below 1e-5.
+        layout = build("random", n_states=5, n_actions=1000, horizon=13, branching=3).layout
+        sets, seen = np.unique(layout.successors.reshape(-1, 3), axis=0, return_counts=True)
+        assert len(sets) == 10
+        assert ((seen - 6000) ** 2 / 6000).sum() < 40
+
+    @pytest.mark.parametrize("name", ["random", "bandit"])
+    def test_an_instance_is_one_draw_for_all_seeds(self, name: str) -> None:
+        assert same(build(name, 1, instance=7), build(name, 2, instance=7))
+        assert same(build(name, 1, instance=7), build(name, 7))
+        assert not same(build(name, 1, instance=7), build(name, 1, instance=8))
 
     def test_homogeneous_steps_are_alike(self) -> None:
         alike = build("random", homogeneous=True, branching=2)

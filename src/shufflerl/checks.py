@@ -113,9 +113,9 @@ def probabilities(name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
     return given
 
 
-def table_size(horizon: int, states: int, actions: int) -> None:
-    """Refuse a table of transitions[h, x, a, x'] that no memory would hold."""
-    needed = 8 * max(1, horizon - 1) * states * actions * states
+def table_size(horizon: int, states: int, actions: int, branching: int | None = None) -> None:
+    """Refuse transitions that no memory would hold, with `branching` next states per (h, x, a), or all states."""
+    needed = 8 * max(1, horizon - 1) * states * actions * (branching or states)
     if needed > MOST_BYTES:
         raise InvalidInputError(
             f"{states:,} states, {actions:,} actions and {horizon:,} steps make a table of transitions of "

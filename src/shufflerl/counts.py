@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from shufflerl import checks
 from shufflerl.checks import BoolArray, FloatArray, IntArray
 from shufflerl.errors import ContractError, InvalidInputError
-from shufflerl.mdp import Mixture, Problem, digest
+from shufflerl.layout import Layout
+from shufflerl.mdp import Mixture, Problem
 from shufflerl.privacy.noise import Noise
 
 
@@ -50,7 +51,7 @@ class CountQuery:
     n_actions: int
     transition_steps: tuple[int, ...]
     reward_steps: tuple[int, ...]
-    support: BoolArray | None = field(repr=False)
+    layout: Layout = field(repr=False)
 
     def __init__(self, problem: Problem, transition_steps: Iterable[int], reward_steps: Iterable[int]) -> None:
         transitions = _checked_steps("transition_steps", transition_steps, problem.horizon - 1)
@@ -62,7 +63,7 @@ class CountQuery:
         object.__setattr__(self, "n_actions", problem.n_actions)
         object.__setattr__(self, "transition_steps", transitions)
         object.__setattr__(self, "reward_steps", rewards)
-        object.__setattr__(self, "support", problem.support)
+        object.__setattr__(self, "layout", problem.layout)
 
     @classmethod
     def everything(cls, problem: Problem) -> CountQuery:
@@ -82,31 +83,22 @@ class CountQuery:
         """
         return 2 * self.touched_counters
 
-    @cached_property
-    def _dense_shapes(self) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
-        states, actions = self.n_states, self.n_actions
-        return (
-            (len(self.transition_steps), states, actions, states),
-            (len(self.reward_steps), states, actions, 2),
-        )
+    @property
+    def support(self) -> BoolArray | None:
+        """The known support of the problem, support[h, x, a, x'] of all its steps."""
+        return self.layout.support
 
     @cached_property
-    def _asked(self) -> IntArray | None:
-        """Positions in the dense layout that have a tag, or None when all have."""
-        if self.support is None:
-            return None
-        possible = self.support[list(self.transition_steps)].ravel()
-        rewards = np.ones(int(np.prod(self._dense_shapes[1])), dtype=np.bool_)
-        return np.flatnonzero(np.concatenate([possible, rewards])).astype(np.int64)
+    def _asked(self) -> Layout:
+        """The rows of the transition steps that are asked for."""
+        return self.layout.steps(self.transition_steps)
 
-    @cached_property
+    @property
     def successors(self) -> NDArray[np.int32]:
         """The next state x' of each transition tag; see `row_starts`."""
-        positions = np.arange(int(np.prod(self._dense_shapes[0]))) if self._asked is None else self._asked
-        transitions = positions[: self.size - int(np.prod(self._dense_shapes[1]))]
-        return (transitions % self.n_states).astype(np.int32)
+        return self._asked.successors
 
-    @cached_property
+    @property
     def row_starts(self) -> IntArray:
         """Where the tags of each row of transitions begin: row i has tags row_starts[i] to row_starts[i+1].
 
@@ -114,77 +106,76 @@ class CountQuery:
         for each (step, x, a). With `successors` this is all that is needed to work on released values as they are:
         tables of [h, x, a, x'] are mostly zeros where the support is known.
         """
-        rows = int(np.prod(self._dense_shapes[0][:-1]))
-        if self._asked is None:
-            return np.arange(rows + 1) * self.n_states
-        transitions = self._asked[: len(self.successors)]
-        return np.searchsorted(transitions, np.arange(rows + 1) * self.n_states).astype(np.int64)
+        return self._asked.row_starts
 
-    @cached_property
-    def _tag_of_position(self) -> IntArray | None:
-        """Tag of each position of the dense layout, -1 where there is none."""
-        if self._asked is None:
-            return None
-        tags = np.full(sum(int(np.prod(shape)) for shape in self._dense_shapes), -1, dtype=np.int64)
-        tags[self._asked] = np.arange(len(self._asked))
-        return tags
+    @property
+    def _reward_shape(self) -> tuple[int, int, int, int]:
+        return len(self.reward_steps), self.n_states, self.n_actions, 2
 
     @cached_property
     def size(self) -> int:
         """Number of counters, C."""
-        if self._asked is not None:
-            return len(self._asked)
-        return sum(int(np.prod(shape)) for shape in self._dense_shapes)
+        return self._asked.size + int(np.prod(self._reward_shape))
 
     @cached_property
     def groups(self) -> IntArray:
         """Of each tag, the number of its family and step: a user touches exactly one tag of each number."""
-        sizes = [int(np.prod(shape[1:])) for shape in self._dense_shapes for _ in range(shape[0])]
-        dense = np.repeat(np.arange(self.touched_counters), sizes)
-        return dense if self._asked is None else dense[self._asked]
+        return np.repeat(np.arange(self.touched_counters), np.diff(self.group_starts, append=self.size))
 
     @cached_property
     def group_starts(self) -> IntArray:
         """The first tag of each family and step."""
-        return np.flatnonzero(np.diff(self.groups, prepend=-1))
+        per_step = 2 * self.n_states * self.n_actions
+        pays = self._asked.size + per_step * np.arange(len(self.reward_steps))
+        return np.concatenate([self._asked.step_starts[:-1], pays])
 
     def tag(self, counter: Counter) -> int:
         """The number of a counter."""
         steps = {"transition": self.transition_steps, "reward": self.reward_steps}.get(counter.family)
         if steps is None or counter.step not in steps:
             raise InvalidInputError(f"{counter} is not among the counters asked for.")
-        shape = self._dense_shapes[counter.family == "reward"]
+        shape = self._reward_shape if counter.family == "reward" else (*self._asked.shape, self.n_states)
         cell = (steps.index(counter.step), counter.state, counter.action, counter.outcome)
         if not all(0 <= i < n for i, n in zip(cell, shape, strict=True)):
             raise InvalidInputError(f"{counter} lies outside {shape[1]} states and {shape[2]} actions.")
-        offset = int(np.prod(self._dense_shapes[0])) if counter.family == "reward" else 0
-        position = offset + int(np.ravel_multi_index(cell, shape))
-        tag = position if self._tag_of_position is None else int(self._tag_of_position[position])
-        if tag < 0:
+        position = np.ravel_multi_index(cell, shape)
+        if counter.family == "reward":
+            return self._asked.size + int(position)
+        tag, there = self._asked.find(np.array(position))
+        if not there:
             raise InvalidInputError(f"{counter} cannot occur: it is outside the known support.")
-        return tag
+        return int(tag)
 
     def counter(self, tag: int) -> Counter:
         """The counter of a tag; inverse of `tag`."""
         number = checks.whole("tag", tag, least=0, most=self.size - 1)
-        position = number if self._asked is None else int(self._asked[number])
-        transitions = int(np.prod(self._dense_shapes[0]))
-        family = "reward" if position >= transitions else "transition"
-        steps, shape = (
-            (self.reward_steps, self._dense_shapes[1])
-            if family == "reward"
-            else (self.transition_steps, self._dense_shapes[0])
-        )
-        layer, state, action, outcome = np.unravel_index(position - transitions * (family == "reward"), shape)
+        if number >= self._asked.size:
+            family, steps, shape = "reward", self.reward_steps, self._reward_shape
+            position = number - self._asked.size
+        else:
+            family, steps, shape = "transition", self.transition_steps, (*self._asked.shape, self.n_states)
+            position = number if self._asked.is_complete else int(self._asked.positions[number])
+        layer, state, action, outcome = np.unravel_index(position, shape)
         return Counter(family, steps[layer], int(state), int(action), int(outcome))
+
+    def collect(self, layout: Layout, moves: IntArray, pays: IntArray) -> IntArray:
+        """The asked counters, in order of tags, of moves in order of `layout` and pays[h, x, a, r], of all steps.
+
+        Moves of another layout than the problem's are put where they belong; those that it rules out are left out.
+        """
+        values = layout.take(moves, self.transition_steps)
+        if not layout.same(self.layout):
+            tags, there = self._asked.find(layout.steps(self.transition_steps).positions)
+            given, values = values, np.zeros(self._asked.size, dtype=moves.dtype)
+            values[tags[there]] = given[there]
+        return np.concatenate([values, pays[list(self.reward_steps)].ravel()])
 
     def gather(self, transitions: NDArray[Any], rewards: NDArray[Any]) -> NDArray[Any]:
         """The asked counters of full arrays transitions[h, x, a, x'] and rewards[h, x, a, r], in order of tags."""
-        asked = ((transitions, self.transition_steps), (rewards, self.reward_steps))
-        dense = np.concatenate(
-            [(table if len(steps) == len(table) else table[list(steps)]).ravel() for table, steps in asked]
-        )
-        return dense if self._asked is None else dense[self._asked]
+        moves = transitions[list(self.transition_steps)].ravel()
+        if not self._asked.is_complete:
+            moves = moves[self._asked.positions]
+        return np.concatenate([moves, rewards[list(self.reward_steps)].ravel()])
 
     def scatter(self, values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Inverse of `gather`: full arrays of transitions and rewards, zero where nothing was asked.
@@ -192,15 +183,10 @@ class CountQuery:
         The last axis of `values` is in order of tags; axes before it are kept. To read from: a family of which every
         counter was asked is not copied.
         """
-        dense = values
-        if self._asked is not None:
-            dense = np.zeros((*values.shape[:-1], sum(int(np.prod(shape)) for shape in self._dense_shapes)))
-            dense[..., self._asked] = values
-        moves, pays = self._dense_shapes
-        before, split = values.shape[:-1], int(np.prod(moves))
+        moves, pays = values[..., : self._asked.size], values[..., self._asked.size :]
         return (
-            _of_all_steps(dense[..., :split].reshape(*before, *moves), self.transition_steps, self.horizon - 1),
-            _of_all_steps(dense[..., split:].reshape(*before, *pays), self.reward_steps, self.horizon),
+            _of_all_steps(self._asked.table(moves), self.transition_steps, self.horizon - 1),
+            _of_all_steps(pays.reshape(*values.shape[:-1], *self._reward_shape), self.reward_steps, self.horizon),
         )
 
     def tags(self, trajectories: Trajectories) -> IntArray:
@@ -208,23 +194,20 @@ class CountQuery:
         trajectories.check_fits(self)
         x, a, r = trajectories.states, trajectories.actions, trajectories.rewards
         moves, pays = list(self.transition_steps), list(self.reward_steps)
-        shape, reward_shape = self._dense_shapes
+        shape = (*self._asked.shape, self.n_states)
         after = [h + 1 for h in moves]
         here = np.ravel_multi_index((np.arange(len(moves)), x[:, moves], a[:, moves], x[:, after]), shape)
-        paid = np.ravel_multi_index((np.arange(len(pays)), x[:, pays], a[:, pays], r[:, pays]), reward_shape)
-        positions = np.concatenate([here, paid + int(np.prod(shape))], axis=1).astype(np.int64)
-        if self._tag_of_position is None:
-            return positions
-        tags: IntArray = self._tag_of_position[positions]
-        if (tags < 0).any():
+        paid = np.ravel_multi_index((np.arange(len(pays)), x[:, pays], a[:, pays], r[:, pays]), self._reward_shape)
+        moved, there = self._asked.find(here)
+        if not there.all():
             raise InvalidInputError(
                 "A trajectory makes a transition that the known support rules out; correct the support."
             )
-        return tags
+        return np.concatenate([moved, paid + self._asked.size], axis=1).astype(np.int64)
 
     def _key(self) -> tuple[object, ...]:
         shape = (self.horizon, self.n_states, self.n_actions)
-        return (*shape, self.transition_steps, self.reward_steps, digest(self.support))
+        return (*shape, self.transition_steps, self.reward_steps, self.layout.digest)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CountQuery) and self._key() == other._key()

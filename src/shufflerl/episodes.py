@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shufflerl.checks import FloatArray
+from shufflerl.layout import Layout
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Mixture, PolicyArray
@@ -45,6 +46,7 @@ class EpisodeStretch:
         from shufflerl.kernels.ucbvi import play_episodes
 
         learner, mdp = self.learner, self.population.mdp
+        every = Layout(mdp.layout.shape) if mdp.layout.rows else mdp.layout  # the learner's sums are tables of all
         count = min(learner.episodes_left, LONGEST, LONGEST if most is None else most)
         count = max(1, min(count, MOST_NOISE // learner.query.size))
         policies = np.empty((count, *learner.policy.shape), dtype=np.int32)
@@ -56,7 +58,9 @@ class EpisodeStretch:
         learner.noise_variance = play_episodes(
             learner.rng,
             self.population.rng,
-            mdp.transitions,
+            every.row_starts,
+            every.successors,
+            mdp.transitions.reshape(-1),
             mdp.rewards,
             mdp.start,
             learner.moves,

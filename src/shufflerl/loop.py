@@ -58,11 +58,13 @@ def _check_fits(problem: Problem, mdp: MDP) -> None:
             f"The learner was made for (steps, states, actions) = {learners} but the population lives in "
             f"{populations}; make the learner for the problem of the population's MDP."
         )
-    if problem.support is not None and problem.support is not mdp.support:
-        ruled_out = (mdp.transitions > 0) & ~problem.support
-        if ruled_out.any():
-            where = [int(i) for i in np.argwhere(ruled_out)[0]]
-            raise InvalidInputError(
-                f"The population can make the transition [h, x, a, x'] = {where}, which the support that the learner "
-                "was told rules out; make the learner for the problem of the population's MDP."
-            )
+    if problem.layout.is_complete or problem.layout.same(mdp.layout):
+        return
+    possible = mdp.layout.positions[mdp.probabilities > 0]
+    ruled_out = possible[~problem.layout.find(possible)[1]]
+    if len(ruled_out):
+        where = [int(i) for i in np.unravel_index(ruled_out[0], (*mdp.layout.shape, mdp.n_states))]
+        raise InvalidInputError(
+            f"The population can make the transition [h, x, a, x'] = {where}, which the support that the learner "
+            "was told rules out; make the learner for the problem of the population's MDP."
+        )

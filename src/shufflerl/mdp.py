@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.checks import BoolArray, FloatArray, IntArray
 from shufflerl.errors import InvalidInputError
+from shufflerl.layout import Layout
 
 #: A deterministic policy is an array of actions[h, x]; many of them are one array [m, h, x].
 PolicyArray = NDArray[np.int32]
@@ -32,43 +33,79 @@ class MDP:
     and nothing is spent on learning where. `rewards[h, x, a]` are the means of Bernoulli rewards, `start[x]` is the
     law of the first state. `support[h, x, a, x']`, where given, is public knowledge of which transitions can occur.
 
+    What is kept are the `probabilities` of the transitions that can occur, in order of `layout`; tables of all are
+    made when they are asked for. `sparse` makes an MDP of many states without any such table.
+
     >>> coin = MDP(transitions=np.empty((0, 1, 2, 1)), rewards=[[[0.2, 0.7]]], start=[1.0])
     >>> coin.horizon, coin.n_states, coin.n_actions
     (1, 1, 2)
     """
 
-    transitions: FloatArray
     rewards: FloatArray
     start: FloatArray
-    support: BoolArray | None = None
+    layout: Layout
+    probabilities: FloatArray
 
     def __init__(
         self, transitions: ArrayLike, rewards: ArrayLike, start: ArrayLike, support: ArrayLike | None = None
     ) -> None:
-        rewards = checks.array("rewards", rewards, (-1, -1, -1))
-        horizon, states, actions = rewards.shape
-        if 0 in rewards.shape:
-            raise InvalidInputError(f"rewards has shape {rewards.shape}; expected at least one step, state and action.")
-        if ((rewards < 0) | (rewards > 1)).any():
-            where = tuple(int(i) for i in np.argwhere((rewards < 0) | (rewards > 1))[0])
+        means = _checked_rewards(rewards)
+        horizon, states, actions = means.shape
+        shape = (horizon - 1, states, actions)
+        table = checks.probabilities("transitions", transitions, (*shape, states))
+        layout = Layout(shape) if support is None else Layout.of(support, shape)
+        flat = table.ravel()
+        if not layout.is_complete:
+            flat = flat[layout.positions]
+            if np.count_nonzero(flat) < np.count_nonzero(table):
+                where = [int(i) for i in np.argwhere((table > 0) & ~np.asarray(support))[0]]
+                raise InvalidInputError(f"transitions{where} is positive but support says it cannot occur.")
+        self._set(layout, flat, means, start)
+
+    @classmethod
+    def sparse(cls, successors: ArrayLike, probabilities: ArrayLike, rewards: ArrayLike, start: ArrayLike) -> MDP:
+        """Each (h, x, a) leads to the states successors[h, x, a, i], increasing, with probabilities[h, x, a, i].
+
+        The successors are known, the probabilities are not.
+
+        >>> lane = MDP.sparse([[[[1]], [[0]]]], [[[[1.0]], [[1.0]]]], [[[0.1], [0.9]], [[0.1], [0.9]]], [1.0, 0.0])
+        >>> lane.transitions[0, :, 0].tolist(), lane.layout
+        ([[0.0, 1.0], [1.0, 0.0]], Layout((1, 2, 1), 2 transitions))
+        """
+        means = _checked_rewards(rewards)
+        horizon, states, actions = means.shape
+        layout = Layout.of_successors(successors)
+        if layout.shape != (horizon - 1, states, actions):
             raise InvalidInputError(
-                f"rewards{list(where)} is {rewards[where]:.9g}; expected a mean reward in [0, 1]. Rescale the rewards."
+                f"successors is for (layers, states, actions) = {layout.shape}; expected one layer fewer than rewards "
+                f"has: {(horizon - 1, states, actions)}."
             )
-        layers = (horizon - 1, states, actions, states)
-        transitions = checks.probabilities("transitions", transitions, layers)
-        object.__setattr__(self, "transitions", checks.frozen(transitions))
+        laws = checks.probabilities("probabilities", probabilities, np.shape(successors))
+        mdp = object.__new__(cls)
+        mdp._set(layout, laws.ravel(), means, start)
+        return mdp
+
+    def _set(self, layout: Layout, probabilities: FloatArray, rewards: FloatArray, start: ArrayLike) -> None:
+        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "probabilities", checks.frozen(probabilities))
         object.__setattr__(self, "rewards", checks.frozen(rewards))
-        object.__setattr__(self, "start", checks.frozen(checks.probabilities("start", start, (states,))))
-        if support is not None:
-            support = _checked_support(support, layers)
-            if (transitions[~support] > 0).any():
-                where = tuple(int(i) for i in np.argwhere((transitions > 0) & ~support)[0])
-                raise InvalidInputError(f"transitions{list(where)} is positive but support says it cannot occur.")
-            support = checks.frozen(support)
-        object.__setattr__(self, "support", support)
+        law = checks.probabilities("start", start, (rewards.shape[1],))
+        object.__setattr__(self, "start", checks.frozen(law))
+
+    @cached_property
+    def transitions(self) -> FloatArray:
+        """transitions[h, x, a, x'] as a table."""
+        table = self.layout.table(self.probabilities)
+        table.setflags(write=False)
+        return table
+
+    @property
+    def support(self) -> BoolArray | None:
+        """support[h, x, a, x'] as a table, None where nothing is known of it."""
+        return self.layout.support
 
     def __repr__(self) -> str:
-        known = "" if self.support is None else ", known support"
+        known = "" if self.layout.is_complete else ", known support"
         return f"MDP(horizon={self.horizon}, n_states={self.n_states}, n_actions={self.n_actions}{known})"
 
     @property
@@ -89,43 +126,66 @@ class MDP:
     @cached_property
     def optimal_value(self) -> float:
         """Expected reward of an episode under the best policy, V*."""
-        from shufflerl.planning import optimal_q
+        from shufflerl.kernels.planning import optimal_q
 
-        return float(self.start @ optimal_q(self.transitions, self.rewards)[0].max(axis=-1))
+        q = optimal_q(*self.rows, self.rewards)
+        return float(self.start @ q[0].max(axis=-1))
+
+    @property
+    def rows(self) -> tuple[IntArray, NDArray[np.int32], FloatArray]:
+        """What compiled code takes transitions as: where rows start, where each transition leads, how likely it is."""
+        return self.layout.row_starts, self.layout.successors, self.probabilities
 
     def problem(self, episodes: int) -> Problem:
         """What a learner may know of this MDP when it is given `episodes` episodes.
 
         That is its shape, the law of the first state and the known support; transitions and rewards it must learn.
         """
-        return Problem(self.horizon, self.n_states, self.n_actions, episodes, self.start, self.support)
+        return Problem(self.horizon, self.n_states, self.n_actions, episodes, self.start, self.layout)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What is public before the first episode: all that a learner is told.
 
-    `start` is the law of the first state where it is known, `support` the transitions that can occur.
+    `start` is the law of the first state where it is known. `support` says which transitions can occur where that is
+    known, as truth values [h, x, a, x'] or as a `Layout`; it is kept as `layout`.
     """
 
     horizon: int
     n_states: int
     n_actions: int
     episodes: int
-    start: FloatArray | None = None
-    support: BoolArray | None = None
+    start: FloatArray | None
+    layout: Layout
 
-    def __post_init__(self) -> None:
-        for name in ("horizon", "n_states", "n_actions", "episodes"):
+    def __init__(
+        self,
+        horizon: int,
+        n_states: int,
+        n_actions: int,
+        episodes: int,
+        start: ArrayLike | None = None,
+        support: ArrayLike | Layout | None = None,
+    ) -> None:
+        sizes = {"horizon": horizon, "n_states": n_states, "n_actions": n_actions, "episodes": episodes}
+        for name, size in sizes.items():
             most = MOST_EPISODES if name == "episodes" else None
-            object.__setattr__(self, name, checks.whole(name, getattr(self, name), least=1, most=most))
-        checks.table_size(self.horizon, self.n_states, self.n_actions)
-        if self.start is not None:
-            start = checks.probabilities("start", self.start, (self.n_states,))
-            object.__setattr__(self, "start", checks.frozen(start))
-        if self.support is not None:
-            layers = (self.horizon - 1, self.n_states, self.n_actions, self.n_states)
-            object.__setattr__(self, "support", checks.frozen(_checked_support(self.support, layers)))
+            object.__setattr__(self, name, checks.whole(name, size, least=1, most=most))
+        shape = (self.horizon - 1, self.n_states, self.n_actions)
+        if not isinstance(support, Layout):
+            checks.table_size(self.horizon, self.n_states, self.n_actions)
+            support = Layout(shape) if support is None else Layout.of(support, shape)
+        elif support.shape != shape:
+            raise InvalidInputError(f"support is for (layers, states, actions) = {support.shape}; expected {shape}.")
+        object.__setattr__(self, "layout", support)
+        law = None if start is None else checks.frozen(checks.probabilities("start", start, (self.n_states,)))
+        object.__setattr__(self, "start", law)
+
+    @property
+    def support(self) -> BoolArray | None:
+        """support[h, x, a, x'] as a table, None where nothing is known of it."""
+        return self.layout.support
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
@@ -136,7 +196,7 @@ class Problem:
             "n_actions": self.n_actions,
             "episodes": self.episodes,
             "start": digest(self.start),
-            "support": digest(self.support),
+            "support": self.layout.digest,
         }
 
 
@@ -145,14 +205,17 @@ def digest(values: NDArray[Any] | None) -> str | None:
     return None if values is None else hashlib.sha256(values.tobytes()).hexdigest()[:16]
 
 
-def _checked_support(support: ArrayLike, layers: tuple[int, ...]) -> BoolArray:
-    given: BoolArray = checks.plain("support", support)
-    if given.dtype != np.bool_ or given.shape != layers:
-        raise InvalidInputError(f"support has shape {given.shape} and type {given.dtype}; expected {layers} of bool.")
-    if layers[0] and not given.any(axis=-1).all():
-        where = tuple(int(i) for i in np.argwhere(~given.any(axis=-1))[0])
-        raise InvalidInputError(f"support{list(where)} allows no next state; expected at least one.")
-    return given
+def _checked_rewards(rewards: ArrayLike) -> FloatArray:
+    means = checks.array("rewards", rewards, (-1, -1, -1))
+    if 0 in means.shape:
+        raise InvalidInputError(f"rewards has shape {means.shape}; expected at least one step, state and action.")
+    outside = (means < 0) | (means > 1)
+    if outside.any():
+        where = tuple(int(i) for i in np.argwhere(outside)[0])
+        raise InvalidInputError(
+            f"rewards{list(where)} is {means[where]:.9g}; expected a mean reward in [0, 1]. Rescale the rewards."
+        )
+    return means
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,4 +274,21 @@ def homogeneous(
     means = checks.array("rewards", rewards, (-1, -1))
     return MDP(
         layers, np.broadcast_to(means, (steps, *means.shape)), start, support=layers > 0 if known_support else None
+    )
+
+
+def permuted_actions(mdp: MDP, rng: np.random.Generator) -> MDP:
+    """The same MDP with the actions of every (step, state) renamed at random.
+
+    >>> swim = homogeneous([[[1.0]] * 3], [[0.1, 0.2, 0.9]], 2, start=[1.0])
+    >>> sorted(permuted_actions(swim, np.random.default_rng(0)).rewards[1, 0].tolist())
+    [0.1, 0.2, 0.9]
+    """
+    order = rng.permuted(np.broadcast_to(np.arange(mdp.n_actions), mdp.rewards.shape), axis=-1)
+    moves = order[:-1, ..., None]
+    return MDP(
+        np.take_along_axis(mdp.transitions, moves, axis=2),
+        np.take_along_axis(mdp.rewards, order, axis=2),
+        mdp.start,
+        None if mdp.support is None else np.take_along_axis(mdp.support, moves, axis=2),
     )

@@ -6,16 +6,19 @@ one: in an absorbing model the missing mass has gone where no reward is.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import planning as kernels
+from shufflerl.layout import Layout, StateArray
 from shufflerl.mdp import MDP, Mixture, PolicyArray
 
 
 def optimal_q(transitions: FloatArray, rewards: FloatArray) -> FloatArray:
     """Q*[h, x, a]: the best expected reward from step h on when action a is taken in state x."""
-    q: FloatArray = kernels.optimal_q(transitions, rewards)
+    q: FloatArray = kernels.optimal_q(*_rows(transitions), rewards)
     return q
 
 
@@ -31,7 +34,7 @@ def greedy(q: FloatArray, rng: np.random.Generator) -> PolicyArray:
 
 def policy_values(transitions: FloatArray, rewards: FloatArray, start: FloatArray, policies: PolicyArray) -> FloatArray:
     """Expected reward of an episode for each of policies[m, h, x]."""
-    values: FloatArray = kernels.policy_values(transitions, rewards, start, policies)
+    values: FloatArray = kernels.policy_values(*_rows(transitions), rewards, start, policies)
     return values
 
 
@@ -49,5 +52,16 @@ def occupancy(transitions: FloatArray, start: FloatArray, mixture: Mixture, acti
 
 def mixture_value(mdp: MDP, mixture: Mixture) -> float:
     """Expected reward of an episode of one user given the mixture."""
-    values = policy_values(mdp.transitions, mdp.rewards, mdp.start, mixture.policies)
+    values = kernels.policy_values(*mdp.rows, mdp.rewards, mdp.start, mixture.policies)
     return float(mixture.weights @ values)
+
+
+def _rows(transitions: FloatArray) -> tuple[IntArray, StateArray, FloatArray]:
+    """A table as rows that lead everywhere."""
+    layers, states, actions, _ = transitions.shape
+    layout = _layout((layers, states, actions))
+    return layout.row_starts, layout.successors, transitions.reshape(-1)
+
+
+#: Those of the last few shapes, as plans are made over and over for the same one.
+_layout = lru_cache(maxsize=4)(Layout)

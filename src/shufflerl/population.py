@@ -56,11 +56,11 @@ class CountPopulation:
             raise InvalidInputError(
                 f"A batch of {batch.users} users is more than the {MOST_EPISODES:.0e} that can be drawn."
             )
-        moves = np.zeros((mdp.horizon - 1, mdp.n_states, mdp.n_actions, mdp.n_states), dtype=np.int64)
+        moves = np.zeros(mdp.layout.size, dtype=np.int64)
         pays = np.zeros((mdp.horizon, mdp.n_states, mdp.n_actions, 2), dtype=np.int64)
         kernels.add_mixture_counts(
             self.rng,
-            mdp.transitions,
+            *mdp.rows,
             mdp.rewards,
             mdp.start,
             mixture.policies,
@@ -69,7 +69,7 @@ class CountPopulation:
             moves,
             pays,
         )
-        return Counts(batch, query.gather(moves, pays).astype(np.int64, copy=False))
+        return Counts(batch, query.collect(mdp.layout, moves, pays))
 
 
 class TrajectoryPopulation:
@@ -97,7 +97,7 @@ class TrajectoryPopulation:
             return Trajectories(
                 *kernels.play_users(
                     self.rng,
-                    mdp.transitions,
+                    *mdp.rows,
                     mdp.rewards,
                     mdp.start,
                     mixture.policies,

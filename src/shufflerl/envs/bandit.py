@@ -7,20 +7,21 @@ from scipy.special import ndtr
 
 from shufflerl import checks
 from shufflerl.checks import FloatArray
+from shufflerl.envs.instances import of_instance
 from shufflerl.mdp import MDP
 
 
-def bandit(rng: np.random.Generator, *, n_actions: int = 20, sigma: float = 0.1) -> MDP:
+def bandit(rng: np.random.Generator, *, n_actions: int = 20, sigma: float = 0.1, instance: int | None = None) -> MDP:
     """A bandit with global means r*(a) ~ U(0, 0.99), in which user k's own mean is r*(a) + N(0, sigma^2).
 
     A user draws its reward from Bernoulli(clip(own mean, 0, 1)) and plays one action once, so that over users the
     reward of action a is exactly Bernoulli(E[clip(N(r*(a), sigma^2), 0, 1)]): the users' differences are in this
-    mean in full, and nothing of the paper's setting is approximated.
+    mean in full, and nothing of the paper's setting is approximated. With `instance`, every seed has the same r*.
     """
     actions = checks.whole("n_actions", n_actions, least=1)
     checks.table_size(1, 1, actions)
     spread = checks.real("sigma", sigma, above=0, closed=True)
-    means = clipped_normal_mean(rng.uniform(0.0, 0.99, actions), spread)
+    means = clipped_normal_mean(of_instance(rng, instance).uniform(0.0, 0.99, actions), spread)
     return MDP(transitions=np.empty((0, 1, actions, 1)), rewards=means.reshape(1, 1, actions), start=[1.0])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from shufflerl import checks
+from shufflerl.checks import IntArray
+from shufflerl.envs.instances import of_instance
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP
 
@@ -17,32 +19,46 @@ def random_mdp(
     horizon: int = 5,
     branching: int | None = None,
     homogeneous: bool = False,
+    instance: int | None = None,
 ) -> MDP:
     """Transition rows uniform over the simplex (Dirichlet of ones), mean rewards uniform in [0, 1], start in state 0.
 
     With `branching`, each (step, state, action) leads to that many next states, drawn at random and known as the
-    MDP's support. With `homogeneous`, all steps share one draw.
+    MDP's support; time and memory then go with their number, not with the square of the states. With `homogeneous`,
+    all steps share one draw. With `instance`, every seed has the same draw.
     """
     states = checks.whole("n_states", n_states, least=1)
     actions = checks.whole("n_actions", n_actions, least=1)
     steps = checks.whole("horizon", horizon, least=1)
-    checks.table_size(steps, states, actions)
     if branching is not None:
         branching = checks.whole("branching", branching, least=1, most=states)
+    checks.table_size(steps, states, actions, branching or states)
     if not isinstance(homogeneous, bool):
         raise InvalidInputError(f"homogeneous is {homogeneous!r}; expected True or False.")
 
-    drawn = 1 if homogeneous else steps
-    rewards = rng.random((drawn, states, actions))
+    rng = of_instance(rng, instance)
+    drawn = (1 if homogeneous else steps, states, actions)
+    means = np.broadcast_to(rng.random(drawn), (steps, states, actions))
     # Exponentials divided by their sum are a Dirichlet of ones.
-    weights = rng.standard_exponential((drawn, states, actions, states))
-    support = None
-    if branching is not None:
-        order = rng.random(weights.shape).argsort(axis=-1)
-        possible = np.zeros(weights.shape, dtype=np.bool_)
-        np.put_along_axis(possible, order[..., :branching], True, axis=-1)
-        weights *= possible
-        support = np.broadcast_to(possible, (steps, *weights.shape[1:]))[:-1]
-    transitions = np.broadcast_to(weights / weights.sum(axis=-1, keepdims=True), (steps, *weights.shape[1:]))[:-1]
-    means = np.broadcast_to(rewards, (steps, states, actions))
-    return MDP(transitions, means, start=np.eye(states)[0], support=support)
+    weights = rng.standard_exponential((*drawn, branching or states))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    probabilities = np.broadcast_to(weights, (steps, *weights.shape[1:]))[:-1]
+    start = np.eye(1, states)[0]
+    if branching is None:
+        return MDP(probabilities, means, start)
+    successors = _subsets(rng, drawn, states, branching)
+    return MDP.sparse(np.broadcast_to(successors, (steps, *successors.shape[1:]))[:-1], probabilities, means, start)
+
+
+def _subsets(rng: np.random.Generator, shape: tuple[int, ...], states: int, size: int) -> IntArray:
+    """subsets[..., i]: `size` of the states, increasing, every choice as likely.
+
+    Floyd's way: of the first j+1 states take one at random, or state j if that one is taken already; j = X-size..X-1.
+    """
+    chosen = np.empty((*shape, size), dtype=np.int64)
+    for i, j in enumerate(range(states - size, states)):
+        pick = rng.integers(j + 1, size=shape)
+        taken = (chosen[..., :i] == pick[..., None]).any(axis=-1)
+        chosen[..., i] = np.where(taken, j, pick)
+    chosen.sort(axis=-1)
+    return chosen

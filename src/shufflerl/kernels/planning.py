@@ -1,16 +1,19 @@
-"""Dynamic programs over (transitions, rewards) arrays; transitions[h, x, a, x'] has one layer fewer than rewards."""
+"""Dynamic programs over transitions in rows (see `Layout`) and rewards[h, x, a]; transitions have a layer fewer."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
+from shufflerl.layout import StateArray
 from shufflerl.mdp import PolicyArray
 
 
 @compiled
-def optimal_q(transitions: FloatArray, rewards: FloatArray) -> FloatArray:
+def optimal_q(
+    row_starts: IntArray, successors: StateArray, probabilities: FloatArray, rewards: FloatArray
+) -> FloatArray:
     """Q*[h, x, a] by backward induction. Rows may sum to less than one: what is missing earns nothing."""
     horizon, states, actions = rewards.shape
     q = rewards.copy()
@@ -20,19 +23,27 @@ def optimal_q(transitions: FloatArray, rewards: FloatArray) -> FloatArray:
             value[x] = q[h + 1, x].max()
         for x in range(states):
             for a in range(actions):
+                row = (h * states + x) * actions + a
                 total = 0.0
-                for y in range(states):
-                    total += transitions[h, x, a, y] * value[y]
+                for i in range(row_starts[row], row_starts[row + 1]):
+                    total += probabilities[i] * value[successors[i]]
                 q[h, x, a] += total
     return q
 
 
 @compiled
 def policy_value(
-    transitions: FloatArray, rewards: FloatArray, policy: PolicyArray, value: FloatArray, after: FloatArray
+    row_starts: IntArray,
+    successors: StateArray,
+    probabilities: FloatArray,
+    rewards: FloatArray,
+    policy: PolicyArray,
+    value: FloatArray,
+    after: FloatArray,
 ) -> None:
     """Write into `value` the value of one policy from each start state; `after` is scratch of the same size."""
     horizon, states = policy.shape
+    actions = rewards.shape[2]
     for x in range(states):
         value[x] = rewards[horizon - 1, x, policy[horizon - 1, x]]
     for h in range(horizon - 2, -1, -1):
@@ -40,21 +51,29 @@ def policy_value(
             after[x] = value[x]
         for x in range(states):
             a = policy[h, x]
+            row = (h * states + x) * actions + a
             total = rewards[h, x, a]
-            for y in range(states):
-                total += transitions[h, x, a, y] * after[y]
+            for i in range(row_starts[row], row_starts[row + 1]):
+                total += probabilities[i] * after[successors[i]]
             value[x] = total
 
 
 @compiled
-def policy_values(transitions: FloatArray, rewards: FloatArray, start: FloatArray, policies: PolicyArray) -> FloatArray:
+def policy_values(
+    row_starts: IntArray,
+    successors: StateArray,
+    probabilities: FloatArray,
+    rewards: FloatArray,
+    start: FloatArray,
+    policies: PolicyArray,
+) -> FloatArray:
     """The expected reward of an episode under each of many policies."""
     count, _, states = policies.shape
     values = np.empty(count)
     value = np.empty(states)
     after = np.empty(states)
     for i in range(count):
-        policy_value(transitions, rewards, policies[i], value, after)
+        policy_value(row_starts, successors, probabilities, rewards, policies[i], value, after)
         total = 0.0
         for x in range(states):
             total += start[x] * value[x]
@@ -64,7 +83,7 @@ def policy_values(transitions: FloatArray, rewards: FloatArray, start: FloatArra
 
 @compiled
 def visit_probabilities(transitions: FloatArray, start: FloatArray, policies: PolicyArray) -> FloatArray:
-    """visits[m, h, x]: how likely policy m is to be in state x at step h."""
+    """visits[m, h, x] by a table transitions[h, x, a, x']: how likely policy m is to be in state x at step h."""
     count, horizon, states = policies.shape
     visits = np.zeros((count, horizon, states))
     for i in range(count):

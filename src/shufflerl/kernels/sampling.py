@@ -10,6 +10,7 @@ from numpy.random import Generator
 
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
+from shufflerl.layout import StateArray
 from shufflerl.mdp import PolicyArray
 
 #: Counts are added into whole numbers, or into the running sums of a learner.
@@ -17,11 +18,8 @@ Tally = IntArray | FloatArray
 
 
 @compiled
-def draw_one(rng: Generator, probabilities: FloatArray) -> int:
-    """One index, by inversion; where there is no choice nothing is drawn."""
-    if len(probabilities) == 1:
-        return 0
-    left = rng.random()
+def invert(left: float, probabilities: FloatArray) -> int:
+    """The index at which the cumulative probabilities exceed a uniform number."""
     for i in range(len(probabilities) - 1):
         left -= probabilities[i]
         if left < 0:
@@ -31,6 +29,12 @@ def draw_one(rng: Generator, probabilities: FloatArray) -> int:
     while probabilities[last] == 0:
         last -= 1
     return last
+
+
+@compiled
+def draw_one(rng: Generator, probabilities: FloatArray) -> int:
+    """One index; where there is no choice nothing is drawn."""
+    return 0 if len(probabilities) == 1 else invert(rng.random(), probabilities)
 
 
 @compiled
@@ -59,7 +63,9 @@ def split(rng: Generator, users: int, probabilities: FloatArray, parts: IntArray
 @compiled
 def add_counts(
     rng: Generator,
-    transitions: FloatArray,
+    row_starts: IntArray,
+    successors: StateArray,
+    probabilities: FloatArray,
     rewards: FloatArray,
     start: FloatArray,
     policy: PolicyArray,
@@ -67,12 +73,14 @@ def add_counts(
     moves: Tally,
     pays: Tally,
 ) -> None:
-    """Play `users` episodes of one policy and add their counts to moves[h, x, a, x'] and pays[h, x, a, r].
+    """Play `users` episodes of one policy and add their counts to moves[transition] and pays[h, x, a, r].
 
     Layer by layer: given how many users are where, their next states are multinomial and their reward bits binomial.
-    This is the exact joint law of the counts, at a cost that does not depend on the number of users.
+    This is the exact joint law of the counts, at a cost that does not depend on the number of users. What is drawn
+    does not depend on whether rows list transitions of probability zero.
     """
     horizon, states = policy.shape
+    actions = rewards.shape[2]
     here = np.empty(states, dtype=np.int64)
     there = np.empty(states, dtype=np.int64)
     parts = np.empty(states, dtype=np.int64)
@@ -88,17 +96,27 @@ def add_counts(
             pays[h, x, a, 1] += wins
             pays[h, x, a, 0] += n - wins
             if h + 1 < horizon:
-                split(rng, n, transitions[h, x, a], parts)
-                for y in range(states):
-                    moves[h, x, a, y] += parts[y]
-                    there[y] += parts[y]
+                row = (h * states + x) * actions + a
+                first, end = row_starts[row], row_starts[row + 1]
+                law = probabilities[first:end]
+                if n == 1:
+                    i = invert(rng.random(), law) if states > 1 else 0
+                    moves[first + i] += 1
+                    there[successors[first + i]] += 1
+                    continue
+                split(rng, n, law, parts[: end - first])
+                for i in range(end - first):
+                    moves[first + i] += parts[i]
+                    there[successors[first + i]] += parts[i]
         here, there = there, here
 
 
 @compiled
 def add_mixture_counts(
     rng: Generator,
-    transitions: FloatArray,
+    row_starts: IntArray,
+    successors: StateArray,
+    probabilities: FloatArray,
     rewards: FloatArray,
     start: FloatArray,
     policies: PolicyArray,
@@ -112,13 +130,15 @@ def add_mixture_counts(
     split(rng, users, weights, given)
     for m in range(len(weights)):
         if given[m] > 0:
-            add_counts(rng, transitions, rewards, start, policies[m], given[m], moves, pays)
+            add_counts(rng, row_starts, successors, probabilities, rewards, start, policies[m], given[m], moves, pays)
 
 
 @compiled
 def play_users(
     rng: Generator,
-    transitions: FloatArray,
+    row_starts: IntArray,
+    successors: StateArray,
+    probabilities: FloatArray,
     rewards: FloatArray,
     start: FloatArray,
     policies: PolicyArray,
@@ -126,7 +146,8 @@ def play_users(
     users: int,
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Whole episodes, one user after the other: states[i, h], actions[i, h], reward bits[i, h]."""
-    horizon = policies.shape[1]
+    horizon, states = policies.shape[1:]
+    n_actions = rewards.shape[2]
     xs = np.empty((users, horizon), dtype=np.int64)
     actions = np.empty((users, horizon), dtype=np.int64)
     bits = np.empty((users, horizon), dtype=np.int64)
@@ -138,6 +159,8 @@ def play_users(
             xs[i, h] = x
             actions[i, h] = a
             bits[i, h] = rng.random() < rewards[h, x, a]
-            if h + 1 < horizon:
-                x = draw_one(rng, transitions[h, x, a])
+            if h + 1 < horizon and states > 1:
+                row = (h * states + x) * n_actions + a
+                first, end = row_starts[row], row_starts[row + 1]
+                x = successors[first + invert(rng.random(), probabilities[first:end])]
     return xs, actions, bits

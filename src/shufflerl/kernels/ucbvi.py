@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.checks import BoolArray, FloatArray, IntArray
 from shufflerl.kernels import compiled, inlined
 from shufflerl.kernels.planning import policy_value
 from shufflerl.kernels.sampling import add_counts
+from shufflerl.layout import StateArray
 from shufflerl.mdp import PolicyArray
 
 
@@ -128,7 +129,9 @@ def add_noisy(sums: FloatArray, seen: FloatArray, noise: FloatArray) -> None:
 def play_episodes(
     planner: Generator,
     users: Generator,
-    transitions: FloatArray,
+    row_starts: IntArray,
+    successors: StateArray,
+    probabilities: FloatArray,
     rewards: FloatArray,
     start: FloatArray,
     moves: FloatArray,
@@ -146,9 +149,10 @@ def play_episodes(
 ) -> float:
     """One episode per entry of `policies` and `values`: plan, play one user, add its noisy counts to the sums.
 
-    `policies[0]` comes in as the policy deployed so far. `noise_moves[t]` and `noise_pays[t]` are what the privatizer
-    adds to the counts of episode t (no entries: nothing), by which the noise of the sums, of `variance` before the
-    first episode, grows by `added_variances[t]`. Returns its variance after the last.
+    Rows lead everywhere, so that transitions stand in the order of `moves`. `policies[0]` comes in as the policy
+    deployed so far. `noise_moves[t]` and `noise_pays[t]` are what the privatizer adds to the counts of episode t (no
+    entries: nothing), by which the noise of the sums, of `variance` before the first episode, grows by
+    `added_variances[t]`. Returns its variance after the last.
     """
     states = start.shape[0]
     value = np.empty(states)
@@ -162,12 +166,14 @@ def play_episodes(
             for h, x in np.ndindex(policy.shape):
                 policy[h, x] = policies[t - 1, h, x]
         optimistic_policy(planner, moves, pays, variance, support, bernstein, scale, log_term, policy, value, after)
-        policy_value(transitions, rewards, policy, value, after)
+        policy_value(row_starts, successors, probabilities, rewards, policy, value, after)
         total = 0.0
         for x in range(states):
             total += start[x] * value[x]
         values[t] = total
-        add_counts(users, transitions, rewards, start, policy, 1, seen_moves, seen_pays)
+        add_counts(
+            users, row_starts, successors, probabilities, rewards, start, policy, 1, seen_moves.reshape(-1), seen_pays
+        )
         if noisy:
             add_noisy(moves, seen_moves, noise_moves[t])
             add_noisy(pays, seen_pays, noise_pays[t])
