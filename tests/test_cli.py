@@ -43,7 +43,7 @@ def test_envs_lists_every_environment(call: Call) -> None:
     for name in ("riverswim", "bandit", "spectrum", "deepsea", "random", "gymnasium"):
         assert name in text
     code, text = call("envs", "--json")
-    assert json.loads(text)["riverswim"]["parameters"] == {"n_states": 4, "horizon": 6}
+    assert json.loads(text)["riverswim"]["parameters"] == {"n_states": 4, "horizon": 6, "permuted": False}
 
 
 RUN = ("run", "riverswim", "--learner", "ucbvi", "--privatizer", "none", "--episodes", "500")
