@@ -91,8 +91,8 @@ def draw(report: Report) -> Figure:
     panels[0, 0].invert_yaxis()
     for axes in panels[-1]:
         axes.set_xlabel("regret / acting at random")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
+    looks = {label: look for axes in panels.flat for look, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(looks.values(), looks.keys(), loc="outside upper right", ncols=len(looks), frameon=False)
     return figure
 
 
@@ -102,7 +102,7 @@ def _panel(axes: Axes, report: Report, cells: list[Contest], places: list[str]) 
     for contest in cells:
         if not contest.learned:
             height = places.index(contest.environment)
-            axes.axhspan(height - 0.5, height + 0.5, color="0.88", linewidth=0)
+            axes.axhspan(height - 0.5, height + 0.5, color="0.88", linewidth=0, label="nobody learns")
     axes.axvline(1.0, color="0.5", linewidth=0.8)
     count = len(report.learners)
     for index, name in enumerate(report.learners):
