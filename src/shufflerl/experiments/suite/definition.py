@@ -102,13 +102,13 @@ CONTENDERS: Mapping[str, Contender] = {
 
 #: The grid that UCBVI's scale and number of policies were chosen from, and the choice for each budget.
 SCALES = (0.005, 0.02, 0.05, 0.2)
-POLICIES = (20_000, 2_000, 500, 100)
+POLICIES = (20_000, 2_000, 500, 100, 30)
 UCBVI_TUNED: dict[float | None, tuple[float, int]] = {
     None: (0.02, 20_000),
-    5.0: (0.02, 500),
-    1.0: (0.02, 500),
-    0.5: (0.02, 500),
-    0.1: (0.02, 500),
+    5.0: (0.005, 500),
+    1.0: (0.005, 100),
+    0.5: (0.02, 100),
+    0.1: (0.005, 30),
 }
 
 
