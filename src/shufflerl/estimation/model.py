@@ -54,7 +54,7 @@ class Evidence:
         """Take a release in."""
         problem, query, noise = self._problem, release.batch.query, release.noise.variance
         complete = query.touched_counters == 2 * problem.horizon - 1
-        moves, pays = conserve(release, problem.start) if complete else release.tables
+        moves, pays = query.scatter(conserve(release, problem.start).values) if complete else release.tables
         visits = pays.sum(axis=-1)
         crude = [step for step in query.transition_steps if step not in query.reward_steps]
         visits[crude] = moves[crude].sum(axis=-1)

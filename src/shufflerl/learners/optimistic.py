@@ -1,0 +1,131 @@
+"""Optimism on all that the releases tell: one policy per batch, short second looks between long batches.
+
+After every release the posterior of all rows is made anew (`estimation/posterior.py`), and the next batch plays the
+policy that is best if every row is as good as it may be worth finding out.
+
+How optimistic? A rival that seems worse by z of its standard errors s costs n s z if a batch of n users tries it. With
+R users still to come it gains R s psi(z) on average, psi(z) = phi(z) - z Phi(-z) the mean of what a standard normal
+has above z. So it is worth a try up to the z where psi(z) / z = n / R: far when the batch is small and much is left,
+not at all in the last batch, which commits by itself.
+
+So it pays to look back in small batches. An action that was unlucky once is tried again in one of the `looks`, short
+batches between the long ones, where a try is cheap: without them some runs never recover.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shufflerl import checks
+from shufflerl.checks import IntArray
+from shufflerl.counts import CountQuery, Release
+from shufflerl.estimation.posterior import Posterior
+from shufflerl.learners.base import Learner
+from shufflerl.mdp import Mixture, PolicyArray, Problem
+from shufflerl.seeding import Seed
+
+#: Bonuses are this much of a standard error times z: values add up over a whole path of rows that are all taken at
+#: their best, which no run of luck would do.
+OPTIMISM = 0.5
+#: Long batches, and how many deviations of a counter's noise the first of them has in users.
+_BATCHES, _DEVIATIONS = 59, 8.0
+#: A look follows every second long batch of at least this many times the first, and has this share of its users.
+_LONG, _LOOK = 3.0, 0.05
+
+
+class Optimistic(Learner):
+    """Optimism in at most 89 batches; everything follows from the noise and the size of the problem.
+
+    `first` is how many users the first batch has: it is asked to learn how strong the noise is, by which all others
+    are sized. Raise it where a release of so few is unwelcome, as in a network that asks for a least batch size.
+    """
+
+    name: ClassVar[str] = "optimistic"
+
+    def __init__(self, problem: Problem, seed: Seed, first: int = 4) -> None:
+        self.first = checks.whole("first", first, least=1)
+        super().__init__(problem, seed, first=self.first)
+        self.query = CountQuery.everything(problem)
+        self.sizes: IntArray = np.array([min(self.first, problem.episodes)], dtype=np.int64)
+        self.posterior = Posterior(problem, self.most_batches)
+
+    @property
+    def most_batches(self) -> int:
+        """The first, the long ones, and a look after every second of these."""
+        return 1 + _BATCHES + _BATCHES // 2
+
+    def _plan(self) -> tuple[int, Mixture, CountQuery]:
+        from shufflerl.kernels.optimism import optimistic_policy, worth_trying
+
+        users = int(self.sizes[self.batches_observed])
+        posterior, problem = self.posterior, self.problem
+        policy: PolicyArray = np.empty((problem.horizon, problem.n_states), dtype=np.int32)
+        optimistic_policy(
+            problem.layout.row_starts,
+            problem.layout.successors,
+            posterior.probabilities,
+            posterior.prior,
+            posterior.spread,
+            posterior.sampling,
+            posterior.noise,
+            posterior.rewards,
+            posterior.reward_variances,
+            posterior.reward_differences,
+            posterior.visits,
+            OPTIMISM * worth_trying(float(users), float(self.episodes_left - users)),
+            float(users),
+            posterior.alike,
+            self.rng.random(posterior.visits.shape),
+            policy,
+        )
+        return users, Mixture.single(policy), self.query
+
+    def _learn(self, release: Release) -> None:
+        self.posterior.add(release)
+        left = self.episodes_left - release.batch.users
+        if self.batches_observed == 0 and left:
+            self.sizes = np.append(self.sizes, schedule(left, release.noise.sd))
+
+    def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        return {"sizes": self.sizes.tolist()}, self.posterior.memory()
+
+    def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        self.posterior.recall(arrays)
+        self.sizes = np.array(values["sizes"], dtype=np.int64)
+
+
+def schedule(episodes: int, noise: float) -> IntArray:
+    """Sizes of all batches after the first, which add up to the episodes left.
+
+    Long batches grow geometrically from 8 deviations of the noise (and 4 users), as many as there is room for; after
+    every second of those with 3 times as many users comes a look with a twentieth of its users, but no fewer than the
+    first had.
+
+    >>> schedule(1000, 20.0)
+    array([160, 163, 165, 168, 171, 173])
+    """
+    smallest = max(4.0, _DEVIATIONS * noise)
+    count = max(1, min(_BATCHES, int(episodes / smallest)))
+    long = smallest * _growth(episodes / smallest, count) ** np.arange(count)
+    sizes: list[float] = []
+    for i, users in enumerate(long):
+        sizes.append(users)
+        if i % 2 == 0 and users >= _LONG * smallest and i < count - 2:
+            sizes.append(max(_LOOK * users, smallest))
+    ends = np.rint(np.cumsum(sizes) * (episodes / np.sum(sizes))).astype(np.int64)
+    ends[-1] = episodes
+    batches: IntArray = np.diff(ends, prepend=0)
+    return batches
+
+
+def _growth(total: float, count: int) -> float:
+    """The g >= 1 at which 1 + g + ... + g^(count-1) is the total."""
+    low, high = 1.0, max(2.0, total)
+    while high - low > 1e-12 * high:
+        g = (low + high) / 2
+        low, high = (g, high) if count * math.log(g) < math.log1p(total * (g - 1)) else (low, g)
+    return low
