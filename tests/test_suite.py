@@ -49,12 +49,14 @@ def test_cells_are_all_combinations_once() -> None:
         assert cell.seed < definition.FIRST_TUNING_SEED
         if setting.learner == "ucbvi":
             assert setting.episodes / setting.learner_parameters["batch"] <= 20_000
-    assert all(cell.seed >= definition.FIRST_TUNING_SEED for cell in definition.tuning_cells(1))
+    assert all(cell.seed >= definition.FIRST_TUNING_SEED for cell in definition.tuning_cells(20_000, 1))
 
 
 def test_what_was_tuned_on_is_not_reported() -> None:
     with pytest.raises(InvalidInputError, match="those beyond were tuned on"):
         definition.cells(seeds=20_000)
+    with pytest.raises(InvalidInputError, match="expected one of those tuned at: 20000, "):
+        definition.tuning_cells(777, 1)
     with pytest.raises(UnknownNameError, match="no contender 'ucbvi'"):
         definition.cells(contenders=["ucbvi"], seeds=1)
 

@@ -29,18 +29,17 @@ def main(
 ) -> None:
     """Compare the learners over all environments and budgets; with --tuning, choose a rival's constants."""
     try:
-        cells = (
-            definition.tuning_cells(seeds)
-            if tuning
-            else definition.cells(episodes=episodes, contenders=contenders, seeds=seeds)
-        )
-        results = out / ("tuning" if tuning else "results")
-        run_cells(cells, results, workers=workers, progress=_say)
         if tuning:
-            for epsilon, choices in ranking(store.results(results)).items():
-                for parameters, score in choices[:3]:
-                    typer.echo(f"{show.budget(epsilon):12} {score:6.3f}  {parameters}")
+            for steps in episodes:
+                folder = out / f"tuning-{steps}"
+                run_cells(definition.tuning_cells(steps, seeds), folder, workers=workers, progress=_say)
+                for epsilon, choices in ranking(store.results(folder)).items():
+                    for parameters, score in choices[:3]:
+                        typer.echo(f"K = {steps:,}, {show.budget(epsilon):12} {score:6.3f}  {parameters}")
         else:
+            results = out / "results"
+            cells = definition.cells(episodes=episodes, contenders=contenders, seeds=seeds)
+            run_cells(cells, results, workers=workers, progress=_say)
             report = analyse(store.results(results))
             table, figure = show.save(report, out)
             typer.echo(f"{table.read_text()}\nFigure: {figure}")

@@ -75,7 +75,7 @@ class Contender:
 
     def parameters(self, epsilon: float | None, episodes: int) -> dict[str, Any]:
         """What it is given beyond its defaults."""
-        return ucbvi(*UCBVI_TUNED[epsilon], episodes) if self.learner == "ucbvi" else {}
+        return tuned_ucbvi(epsilon, episodes) if self.learner == "ucbvi" else {}
 
     def setting(self, environment: tuple[str, dict[str, Any]], epsilon: float | None, episodes: int) -> Setting:
         """The contender in an environment, at a budget."""
@@ -100,21 +100,27 @@ CONTENDERS: Mapping[str, Contender] = {
     "UCBVI-JDP": Contender("ucbvi", "central"),
 }
 
-#: The grid that UCBVI's scale and number of policies were chosen from, and the choice for each budget.
+#: The grid that UCBVI's scale and number of plans were chosen from. Without privacy more plans are better, and more
+#: than 20,000 only take longer; with it every plan is a release, and many releases are much noise in their sums.
 SCALES = (0.005, 0.02, 0.05, 0.2)
-POLICIES = (20_000, 2_000, 500, 100, 30)
-UCBVI_TUNED: dict[float | None, tuple[float, int]] = {
-    None: (0.02, 20_000),
-    5.0: (0.005, 500),
-    1.0: (0.005, 100),
-    0.5: (0.02, 100),
-    0.1: (0.005, 30),
+PLANS = {20_000: (2_000, 500, 100, 30), 200_000: (5_000, 2_000, 500, 100)}
+MOST_PLANS = 20_000
+
+#: The choice of (scale, plans) for each number of episodes and budget.
+UCBVI_TUNED: dict[int, dict[float | None, tuple[float, int]]] = {
+    20_000: {None: (0.02, 20_000), 5.0: (0.005, 500), 1.0: (0.005, 100), 0.5: (0.02, 100), 0.1: (0.005, 30)},
+    200_000: {None: (0.05, 20_000), 5.0: (0.005, 5_000), 1.0: (0.005, 2_000), 0.5: (0.005, 500), 0.1: (0.005, 500)},
 }
 
 
-def ucbvi(scale: float, policies: int, episodes: int) -> dict[str, Any]:
-    """UCBVI's parameters when it plans so many times in all; fewer plans are fewer releases, and less noise in sums."""
-    return {"scale": scale, "batch": -(-episodes // policies)}
+def tuned_ucbvi(epsilon: float | None, episodes: int) -> dict[str, Any]:
+    """UCBVI's parameters as tuned at the largest K up to this one, or at the smallest."""
+    nearest_tuned = max((steps for steps in UCBVI_TUNED if steps <= episodes), default=min(UCBVI_TUNED))
+    return _ucbvi(*UCBVI_TUNED[nearest_tuned][epsilon], episodes)
+
+
+def _ucbvi(scale: float, plans: int, episodes: int) -> dict[str, Any]:
+    return {"scale": scale, "batch": -(-episodes // plans)}
 
 
 def cells(
@@ -142,17 +148,19 @@ def cells(
     ]
 
 
-def tuning_cells(seeds: int) -> list[Cell]:
-    """Every run that UCBVI's constants are chosen by: the grid on the tuning environments, at the first K."""
-    contender, episodes = CONTENDERS["UCBVI-JDP"], EPISODES[0]
+def tuning_cells(episodes: int, seeds: int) -> list[Cell]:
+    """Every run that UCBVI's constants at a number of episodes are chosen by: the grid on the tuning environments."""
+    if episodes not in PLANS:
+        raise InvalidInputError(
+            f"episodes is {episodes}; expected one of those tuned at: {', '.join(map(str, PLANS))}."
+        )
     last = FIRST_TUNING_SEED + checks.whole("seeds", seeds, least=1)
     return [
-        Cell(replace(setting, learner_parameters=ucbvi(scale, policies, episodes)), seed)
+        Cell(replace(setting, learner_parameters=_ucbvi(scale, plans, episodes)), seed)
         for environment in TUNING.values()
         for epsilon in BUDGETS
-        for setting in [contender.setting(environment, epsilon, episodes)]
-        for policies in POLICIES
-        if policies < episodes or epsilon is None  # a release per episode is slow, and worse wherever it was tried
+        for setting in [CONTENDERS["UCBVI-JDP"].setting(environment, epsilon, episodes)]
+        for plans in ((MOST_PLANS,) if epsilon is None else PLANS[episodes])
         for scale in SCALES
         for seed in range(FIRST_TUNING_SEED, last)
     ]
