@@ -1,0 +1,75 @@
+"""The whole reproduction: choose constants, run what the figures ask for, measure the machine, write the report.
+
+A folder holds `tuning/` and `runs/`, each a sweep's folder of its own, `timings/` with what was measured of this
+machine, `figures/`, `summary.json` and `report.html`. Run again, it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from shufflerl.errors import PrivacyWarning
+from shufflerl.experiment import Setting
+from shufflerl.experiments import report, store, tuning
+from shufflerl.experiments.cells import Cell, canonical
+from shufflerl.experiments.engine import Progress, run_cells
+from shufflerl.experiments.figures import FIGURES
+from shufflerl.experiments.figures.base import Evidence, Figure, Runs, Size
+from shufflerl.experiments.figures.lines import LINES
+
+TUNING, RUNS, TIMINGS = "tuning", "runs", "timings"
+
+#: Called with the name of a phase, its folder and how far it is.
+Tell = Callable[[str, Path, Progress], None]
+
+
+def reproduce(
+    size: Size,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    backend: str = "loky",
+    tell: Tell = lambda *_: None,
+    figures: Sequence[Figure] = FIGURES,
+) -> report.Reproduction:
+    """Run what `folder` does not hold yet, then write every figure and the report into it."""
+
+    def run(name: str, cells: list[Cell]) -> Runs:
+        run_cells(
+            _in_order(cells),
+            folder / name,
+            workers=workers,
+            backend=backend,
+            progress=partial(tell, name, folder / name),
+        )
+        return Runs(store.results(folder / name))
+
+    with warnings.catch_warnings():
+        # Figures run far more users than their delta is meant for, so that the noise is the same at every K.
+        warnings.simplefilter("ignore", PrivacyWarning)
+        families = list(dict.fromkeys(own for figure in figures for own in figure.families(size)))
+        tuned = run(TUNING, tuning.cells(families, size)) if families else Runs(())
+        chosen = tuning.choose(families, size, tuned)
+        settings = _distinct(setting for figure in figures for setting in figure.settings(size, chosen))
+        runs = run(RUNS, [Cell(setting, seed) for setting in settings for seed in size.reported])
+    evidence = Evidence(size, runs, chosen)
+    return report.write(figures, evidence, folder)
+
+
+def _distinct(settings: Iterable[Setting]) -> list[Setting]:
+    """Each once: figures share runs."""
+    return list({canonical(asdict(setting)): setting for setting in settings}.values())
+
+
+def _in_order(cells: list[Cell]) -> list[Cell]:
+    """One cell of the learner that takes longest to compile, then those of the others, then the rest of its own.
+
+    On a cold cache one worker then compiles it while the others are busy with something else.
+    """
+    slow = [cell for cell in cells if cell.setting.learner == LINES[0].learner]
+    others = [cell for cell in cells if cell.setting.learner != LINES[0].learner]
+    return slow[:1] + others + slow[1:]
