@@ -90,7 +90,8 @@ def _section(number: int, figure: Figure, analysis: Analysis, svg: str) -> str:
     ]
     if analysis.table is not None:
         parts.append(_table(analysis.table))
-    parts += [f"<p>{escape(note)}</p>" for note in analysis.notes]
+    if analysis.certificate:
+        parts.append(f"<pre>{escape(analysis.certificate)}</pre>")
     return "\n".join([*parts, "</section>"])
 
 

@@ -7,19 +7,19 @@ machine, `figures/`, `summary.json` and `report.html`. Run again, it goes on whe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from shufflerl.errors import PrivacyWarning
-from shufflerl.experiment import Setting
 from shufflerl.experiments import report, store, tuning
-from shufflerl.experiments.cells import Cell, canonical
+from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.engine import Progress, run_cells
 from shufflerl.experiments.figures import FIGURES
 from shufflerl.experiments.figures.base import Evidence, Figure, Runs, Size
 from shufflerl.experiments.figures.lines import LINES
+from shufflerl.experiments.figures.scaling.measure import measure
+from shufflerl.experiments.figures.scaling.sweep import points
 
 TUNING, RUNS, TIMINGS = "tuning", "runs", "timings"
 
@@ -54,15 +54,12 @@ def reproduce(
         families = list(dict.fromkeys(own for figure in figures for own in figure.families(size)))
         tuned = run(TUNING, tuning.cells(families, size)) if families else Runs(())
         chosen = tuning.choose(families, size, tuned)
-        settings = _distinct(setting for figure in figures for setting in figure.settings(size, chosen))
-        runs = run(RUNS, [Cell(setting, seed) for setting in settings for seed in size.reported])
-    evidence = Evidence(size, runs, chosen)
+        # Figures share cells; each is run once.
+        cells = {cell.key: cell for figure in figures for cell in figure.cells(size, chosen)}
+        runs = run(RUNS, list(cells.values()))
+    timings = measure(points(size), folder / TIMINGS, partial(tell, TIMINGS, folder / TIMINGS))
+    evidence = Evidence(size, runs, chosen, timings)
     return report.write(figures, evidence, folder)
-
-
-def _distinct(settings: Iterable[Setting]) -> list[Setting]:
-    """Each once: figures share runs."""
-    return list({canonical(asdict(setting)): setting for setting in settings}.values())
 
 
 def _in_order(cells: list[Cell]) -> list[Cell]:

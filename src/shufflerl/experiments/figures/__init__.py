@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
-from shufflerl.experiments.figures import regret_curves, regret_epsilon
+from shufflerl.experiments.figures import (
+    bandit,
+    bounds,
+    messages,
+    noise,
+    regret_curves,
+    regret_epsilon,
+    scaling,
+    spectrum,
+    switches,
+    theorem,
+)
 from shufflerl.experiments.figures.base import Figure
 
-FIGURES: tuple[Figure, ...] = (regret_epsilon.FIGURE, regret_curves.FIGURE)
+FIGURES: tuple[Figure, ...] = tuple(
+    figure.FIGURE
+    for figure in (
+        regret_epsilon,
+        regret_curves,
+        bandit,
+        switches,
+        bounds,
+        noise,
+        theorem,
+        messages,
+        scaling,
+        spectrum,
+    )
+)

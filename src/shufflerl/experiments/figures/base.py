@@ -11,8 +11,8 @@ import numpy as np
 from shufflerl import envs
 from shufflerl.checks import FloatArray
 from shufflerl.experiment import Setting
-from shufflerl.experiments.cells import Result, canonical, curve_episodes
-from shufflerl.experiments.claims import Claim
+from shufflerl.experiments.cells import Cell, Result, canonical, curve_episodes
+from shufflerl.experiments.claims import Claim, spread
 from shufflerl.experiments.figures.lines import DELTA, Line
 from shufflerl.mdp import MDP
 from shufflerl.planning import policy_values
@@ -142,24 +142,29 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What a figure shows: a drawing, one sentence on what to see, perhaps a table, and the claims it judges."""
+    """What a figure shows: a drawing, a sentence on what to see, the claims it judges, a table and a certificate."""
 
     drawing: Drawing
     see: str
     claims: tuple[Claim, ...] = ()
     table: Table | None = None
-    notes: tuple[str, ...] = ()
+    certificate: str = ""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure or table: `families` are tuned, `settings` are run on the reported seeds, `analyse` sees the runs."""
+    """One figure or table: `families` are tuned, `cells` are run with what was chosen, `analyse` sees the runs."""
 
     name: str
     title: str
     analyse: Callable[[Evidence], Analysis]
     families: Callable[[Size], list[Family]] = lambda _: []
-    settings: Callable[[Size, Chosen], list[Setting]] = lambda _, __: []
+    cells: Callable[[Size, Chosen], list[Cell]] = lambda _, __: []
+
+
+def on(size: Size, settings: Iterable[Setting]) -> list[Cell]:
+    """The settings on all reported seeds."""
+    return [Cell(setting, seed) for setting in settings for seed in size.reported]
 
 
 def chosen_settings(families: list[Family], chosen: Chosen) -> list[Setting]:
@@ -169,12 +174,33 @@ def chosen_settings(families: list[Family], chosen: Chosen) -> list[Setting]:
 
 def lost_at_random(env: str) -> float:
     """Expected regret per episode of acting uniformly at random; the environment must not depend on the seed."""
+    mdp = mdp_of(env)
+    return mdp.optimal_value - value_at_random(mdp)
+
+
+def mdp_of(env: str) -> MDP:
+    """The environment itself; it must not depend on the seed."""
     mdp = envs.make(env)
     assert isinstance(mdp, MDP)
-    return mdp.optimal_value - value_at_random(mdp)
+    return mdp
 
 
 def value_at_random(mdp: MDP) -> float:
     """The value of acting uniformly at random: that of the one policy of the averaged environment."""
     averaged = mdp.transitions.mean(axis=2, keepdims=True), mdp.rewards.mean(axis=2, keepdims=True)
     return float(policy_values(*averaged, mdp.start, np.zeros((1, mdp.horizon, mdp.n_states), dtype=np.int32))[0])
+
+
+def constants_table(evidence: Evidence, families: list[Family], with_theory: list[Family]) -> Table:
+    """The chosen constants and the theory's, and the regret with each; the theory's was run `with_theory` only."""
+    rows = []
+    for own in families:
+        theory = spread(evidence.runs.regrets(own.setting(own.line.theory))) if own in with_theory else "not run"
+        budget = "none" if own.epsilon is None else f"{own.epsilon:g}"
+        chosen = _text(evidence.chosen[own]), spread(evidence.regrets(own))
+        rows.append((own.line.name, budget, *chosen, _text(own.line.theory), theory))
+    return Table(("line", "ε", "chosen constants", "regret", "the theory's constants", "regret"), tuple(rows))
+
+
+def _text(parameters: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in parameters.items())

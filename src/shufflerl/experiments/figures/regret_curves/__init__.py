@@ -2,6 +2,6 @@
 
 from shufflerl.experiments.figures.base import Figure
 from shufflerl.experiments.figures.regret_curves.analysis import analyse
-from shufflerl.experiments.figures.regret_curves.sweep import families, settings
+from shufflerl.experiments.figures.regret_curves.sweep import cells, families
 
-FIGURE = Figure("regret-curves", "Regret as episodes go by on RiverSwim", analyse, families, settings)
+FIGURE = Figure("regret-curves", "Regret as episodes go by on RiverSwim", analyse, families, cells)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shufflerl.experiment import Setting
-from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family
+from shufflerl.experiments.cells import Cell
+from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family, on
 from shufflerl.experiments.figures.lines import LINES
 
 ENV = "riverswim"
@@ -15,6 +15,6 @@ def families(size: Size) -> list[Family]:
     return list(dict.fromkeys(family(line, ENV, epsilon, size.episodes) for line in LINES for epsilon in EPSILONS))
 
 
-def settings(size: Size, chosen: Chosen) -> list[Setting]:
+def cells(size: Size, chosen: Chosen) -> list[Cell]:
     """The chosen constants."""
-    return chosen_settings(families(size), chosen)
+    return on(size, chosen_settings(families(size), chosen))

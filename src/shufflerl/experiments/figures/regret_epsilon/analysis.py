@@ -5,7 +5,7 @@ from __future__ import annotations
 from shufflerl.checks import FloatArray
 from shufflerl.experiments.claims import Claim, lower, number, spread, together
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import Analysis, Evidence, Table, family, lost_at_random
+from shufflerl.experiments.figures.base import Analysis, Evidence, constants_table, family, lost_at_random
 from shufflerl.experiments.figures.lines import LINES, PE, SDP_PE, UCBVI_JDP, UCBVI_LDP, Line
 from shufflerl.experiments.figures.regret_epsilon.sweep import ENV, EPSILONS, THEORY, families, with_theory
 
@@ -54,26 +54,4 @@ def analyse(evidence: Evidence) -> Analysis:
         f"{spread(regrets(UCBVI_JDP, middle))}, UCBVI-LDP {spread(regrets(UCBVI_LDP, middle))}, PE "
         f"{spread(regrets(PE, middle))}."
     )
-    return Analysis(drawing, see, (claim,), _constants(evidence))
-
-
-def _constants(evidence: Evidence) -> Table:
-    rows = []
-    run = with_theory(evidence.size)
-    for own in families(evidence.size):
-        theory = spread(evidence.runs.regrets(own.setting(own.line.theory))) if own in run else "not run"
-        rows.append(
-            (
-                own.line.name,
-                "none" if own.epsilon is None else f"{own.epsilon:g}",
-                _text(evidence.chosen[own]),
-                spread(evidence.regrets(own)),
-                _text(own.line.theory),
-                theory,
-            )
-        )
-    return Table(("line", "ε", "chosen constants", "regret", "the theory's constants", "regret"), tuple(rows))
-
-
-def _text(parameters: dict[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in parameters.items())
+    return Analysis(drawing, see, (claim,), constants_table(evidence, families(size), with_theory(size)))

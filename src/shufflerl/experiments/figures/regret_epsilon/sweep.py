@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shufflerl.experiment import Setting
-from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family
+from shufflerl.experiments.cells import Cell
+from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family, on
 from shufflerl.experiments.figures.lines import LINES
 
 ENV = "riverswim"
@@ -23,6 +23,8 @@ def with_theory(size: Size) -> list[Family]:
     return [own for own in families(size) if own.epsilon is None or own.epsilon in THEORY[size.name]]
 
 
-def settings(size: Size, chosen: Chosen) -> list[Setting]:
+def cells(size: Size, chosen: Chosen) -> list[Cell]:
     """The chosen constants, and those of the theory."""
-    return chosen_settings(families(size), chosen) + [own.setting(own.line.theory) for own in with_theory(size)]
+    return on(
+        size, chosen_settings(families(size), chosen) + [own.setting(own.line.theory) for own in with_theory(size)]
+    )

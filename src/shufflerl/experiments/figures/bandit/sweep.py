@@ -1,0 +1,22 @@
+"""Every line at the paper's budget; 20 arms whose means differ from user to user with standard deviation 0.1."""
+
+from __future__ import annotations
+
+from shufflerl.experiments.cells import Cell
+from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family, on
+from shufflerl.experiments.figures.lines import LINES
+
+ENV = "bandit"
+SIGMA = 0.1  # the environment's own default, and the paper's
+EPSILON = 1.0
+
+
+def families(size: Size) -> list[Family]:
+    """Each line."""
+    return [family(line, ENV, EPSILON, size.episodes) for line in LINES]
+
+
+def cells(size: Size, chosen: Chosen) -> list[Cell]:
+    """The chosen constants, and those of the theory."""
+    own = families(size)
+    return on(size, chosen_settings(own, chosen) + [one.setting(one.line.theory) for one in own])

@@ -1,0 +1,6 @@
+"""How time and memory grow with states, actions and steps: measurements of this machine, no results."""
+
+from shufflerl.experiments.figures.base import Figure
+from shufflerl.experiments.figures.scaling.analysis import analyse
+
+FIGURE = Figure("scaling", "Scaling of time and memory", analyse)
