@@ -67,8 +67,10 @@ def write(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> Reprod
 
 
 def _rendered(drawing: Drawing, kind: str) -> bytes:
+    """The figure as a file of that kind; where things go is worked out the first time."""
     sink = io.BytesIO()
     drawing.savefig(sink, format=kind, dpi=150, facecolor="white", metadata={"Date": None} if kind == "svg" else None)
+    drawing.set_layout_engine("none")
     return sink.getvalue()
 
 

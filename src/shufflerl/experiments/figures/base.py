@@ -48,7 +48,7 @@ class Size:
 
 
 FULL = Size("full", episodes=20_000, seeds=20, tuning_seeds=5, candidates=6)
-QUICK = Size("quick", episodes=20_000, seeds=4, tuning_seeds=2, candidates=3)
+QUICK = Size("quick", episodes=10_000, seeds=4, tuning_seeds=2, candidates=3)
 
 
 @dataclass(frozen=True)

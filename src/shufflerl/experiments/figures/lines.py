@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DELTA = 1e-5
+DELTA_TEXT = "10⁻⁵"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ _STAGES = tuple(
     for deviations, base in ((3.3, 1.7), (2.0, 2.0), (3.3, 2.0), (5.0, 2.0), (2.0, 1.7), (5.0, 1.7))
 )
 #: What multiplies the bonus.
-_SCALES = tuple({"scale": scale} for scale in (0.05, 0.01, 0.2, 0.003, 0.5, 1.0))
+_SCALES = tuple({"scale": scale} for scale in (0.05, 0.01, 1.0, 0.2, 0.003, 5.0))
 
 #: The paper's radius and stages; the product set holds at least the policies of the paper's and serves any size.
 _PAPER = {"constants": "paper", "policies": "product"}

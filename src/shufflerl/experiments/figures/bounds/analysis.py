@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from shufflerl.experiments.claims import Claim, Outcome, Verdict, number, spread
@@ -22,20 +24,15 @@ def analyse(evidence: Evidence) -> Analysis:
         cost = bound.privacy(*sizes, EPSILON)
         measured, theory = evidence.regrets(own), evidence.runs.regrets(own.setting(own.line.theory))
         within_bound.append(max(measured.max(), theory.max()) <= lead + cost)
-        label = dict.fromkeys(("bound", "leading", "chosen", "theory"), None) if place else _LABELS
-        axes.plot([lead + cost], [place], "|", markersize=22, mew=3, color=bound.line.colour, label=label["bound"])
-        axes.plot([lead], [place], "|", markersize=22, mew=1.2, color=style.INK, label=label["leading"])
-        axes.plot(
-            measured,
-            np.full(len(measured), place - 0.12),
-            "o",
-            color=bound.line.colour,
-            alpha=0.6,
-            label=label["chosen"],
-        )
-        axes.plot(
-            theory, np.full(len(theory), place + 0.12), "x", color=bound.line.colour, alpha=0.6, label=label["theory"]
-        )
+        first = place == 0  # one legend for all rows
+        around = [place - 0.25, place + 0.25]
+        axes.plot([lead + cost] * 2, around, linewidth=4, color=bound.line.colour, label="bound" if first else None)
+        label = "its leading term √(XAH³K)" if first else None
+        axes.plot([lead] * 2, around, linewidth=1.5, color=style.INK, label=label)
+        for values, shift, marker, name in ((measured, -0.12, "o", "chosen"), (theory, 0.12, "x", "the theory's")):
+            look: dict[str, Any] = {"marker": marker, "linestyle": "", "color": bound.line.colour, "alpha": 0.6}
+            label = f"measured, {name} constants" if first else None
+            axes.plot(values, np.full(len(values), place + shift), label=label, **look)
         rows.append(
             (bound.line.name, bound.model, f"Õ({bound.formula})", number(lead + cost), spread(measured), spread(theory))
         )
@@ -70,11 +67,3 @@ def analyse(evidence: Evidence) -> Analysis:
         "measured, the theory's",
     )
     return Analysis(drawing, see, (claim,), Table(columns, tuple(rows)))
-
-
-_LABELS = {
-    "bound": "bound",
-    "leading": "its leading term √(XAH³K)",
-    "chosen": "measured, chosen constants",
-    "theory": "measured, the theory's constants",
-}

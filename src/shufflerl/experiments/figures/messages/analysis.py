@@ -10,7 +10,7 @@ from shufflerl.counts import CountQuery
 from shufflerl.experiments.claims import Claim, Outcome, Verdict, number, power
 from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import Analysis, Evidence
-from shufflerl.experiments.figures.lines import DELTA
+from shufflerl.experiments.figures.lines import DELTA, DELTA_TEXT
 from shufflerl.experiments.figures.messages.sweep import ACTIONS, EPSILONS, HORIZON, STATES, USERS
 from shufflerl.mdp import Problem
 from shufflerl.privacy.accounting import Budget, calibrate, paper_noise, paper_tau
@@ -29,8 +29,8 @@ def analyse(evidence: Evidence) -> Analysis:
     own = _query(users[0]).touched_counters
     axes.axhline(own, color=style.INK, linewidth=1, linestyle=(0, (1, 2)), label=f"a user's own tags: {own}")
     axes.set(xscale="log", yscale="log", xlabel="users of a batch", ylabel="messages per user (expected)")
-    axes.set_title(f"X = {STATES}, A = {ACTIONS}, H = {HORIZON}, δ = {DELTA:g}")
-    style.legend_below(drawing, axes, 3)
+    axes.set_title(f"X = {STATES}, A = {ACTIONS}, H = {HORIZON}, δ = {DELTA_TEXT}")
+    style.legend_below(drawing, axes, 2)
     few, many = exact[0], exact[-1]
     see = (
         f"The noise of a batch is shared: at ε = {EPSILONS[-1]:g} a user sends {number(few)} messages among "

@@ -32,7 +32,8 @@ def analyse(evidence: Evidence) -> Analysis:
     axes.set_title(f"RiverSwim, {size.seeds} seeds, bars: 95% interval of the mean")
     axes.minorticks_off()
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_yticks([50, 100, 200, 500, 1000, 2000, 5000, 10_000])
+    axes.set_yticks([10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000])
+    axes.set_ylim(None, 1.5 * never)
     style.thousands(axes.yaxis)
     style.legend_below(drawing, axes, 3)
     worst = [
