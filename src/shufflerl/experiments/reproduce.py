@@ -19,7 +19,6 @@ from shufflerl.experiments.figures import FIGURES
 from shufflerl.experiments.figures.base import Evidence, Figure, Runs, Size
 from shufflerl.experiments.figures.lines import LINES
 from shufflerl.experiments.figures.scaling.measure import measure
-from shufflerl.experiments.figures.scaling.sweep import points
 
 TUNING, RUNS, TIMINGS = "tuning", "runs", "timings"
 
@@ -57,9 +56,9 @@ def reproduce(
         # Figures share cells; each is run once.
         cells = {cell.key: cell for figure in figures for cell in figure.cells(size, chosen)}
         runs = run(RUNS, list(cells.values()))
-    timings = measure(points(size), folder / TIMINGS, partial(tell, TIMINGS, folder / TIMINGS))
-    evidence = Evidence(size, runs, chosen, timings)
-    return report.write(figures, evidence, folder)
+        points = [point for figure in figures for point in figure.points(size)]
+        timings = measure(points, folder / TIMINGS, partial(tell, TIMINGS, folder / TIMINGS)) if points else ()
+        return report.write(figures, Evidence(size, runs, chosen, timings), folder)
 
 
 def _in_order(cells: list[Cell]) -> list[Cell]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
     from shufflerl.experiments.figures.scaling.measure import Timing
+    from shufflerl.experiments.figures.scaling.sweep import Point
 
 #: The first of the seeds on which constants are chosen; no reported run has one so large.
 FIRST_TUNING_SEED = 10_000
@@ -153,13 +154,17 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure or table: `families` are tuned, `cells` are run with what was chosen, `analyse` sees the runs."""
+    """One figure or table: `families` are tuned, `cells` are run with what was chosen, `analyse` sees the runs.
+
+    `points` are measured on this machine, after everything else and one at a time.
+    """
 
     name: str
     title: str
     analyse: Callable[[Evidence], Analysis]
     families: Callable[[Size], list[Family]] = lambda _: []
     cells: Callable[[Size, Chosen], list[Cell]] = lambda _, __: []
+    points: Callable[[Size], list[Point]] = lambda _: []
 
 
 def on(size: Size, settings: Iterable[Setting]) -> list[Cell]:

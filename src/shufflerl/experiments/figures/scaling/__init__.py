@@ -2,5 +2,6 @@
 
 from shufflerl.experiments.figures.base import Figure
 from shufflerl.experiments.figures.scaling.analysis import analyse
+from shufflerl.experiments.figures.scaling.sweep import points
 
-FIGURE = Figure("scaling", "Scaling of time and memory", analyse)
+FIGURE = Figure("scaling", "Scaling of time and memory", analyse, points=points)

@@ -72,9 +72,11 @@ def _path(point: Point, folder: Path) -> Path:
 
 def _read(point: Point, folder: Path) -> Timing | None:
     """What was measured of a point; one that is damaged is measured again."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return Timing(point, **json.loads(_path(point, folder).read_text()))
-    return None
+    try:
+        found = json.loads(_path(point, folder).read_text())
+        return Timing(point, float(found["seconds"]), None if found["bytes"] is None else int(found["bytes"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _main() -> None:
@@ -89,7 +91,7 @@ def _main() -> None:
             process = fork.Process(target=_measured, args=(point, there))
             process.start()
             there.close()
-            print(json.dumps(here.recv()), flush=True)
+            print(json.dumps(here.recv()), flush=True)  # fails once nobody listens, which ends this
             process.join()
 
 
@@ -115,4 +117,5 @@ def _resident(field: str) -> int | None:
 
 
 if __name__ == "__main__":
-    _main()
+    with contextlib.suppress(BrokenPipeError):
+        _main()

@@ -49,7 +49,7 @@ def analyse(evidence: Evidence) -> Analysis:
             "Theorem 1",
             "SDP-PE switches O(H log K) times: at most (H + 1) log2 K with either constants "
             "(the paper reports 88 switches).",
-            _at_most(max(private.max(), literal.max()), most, f"{spread(private)}, {spread(literal)} as printed"),
+            at_most(max(private.max(), literal.max()), most, f"{spread(private)}, {spread(literal)} as printed"),
             "A stage of crude exploration deploys one mixture per step, and a stage of fine exploration one more. So "
             "many stages were played that their sum exceeds the bound.",
         ),
@@ -63,7 +63,7 @@ def analyse(evidence: Evidence) -> Analysis:
         Claim(
             "Experiments, switching cost",
             f"UCBVI, UCBVI-JDP and UCBVI-LDP update the policy in every episode ({size.episodes:,} switches).",
-            _every_episode({line.name: values for line, values in per_episode.items()}, size.episodes),
+            every_episode({line.name: values for line, values in per_episode.items()}, size.episodes),
             "They plan anew after every episode, but the plan often comes out the same, and then nothing is deployed. "
             "Counted are changes of the deployed policy, which is what a network pays for.",
         ),
@@ -71,11 +71,12 @@ def analyse(evidence: Evidence) -> Analysis:
     return Analysis(drawing, see, claims)
 
 
-def _at_most(found: float, most: float, numbers: str) -> Outcome:
+def at_most(found: float, most: float, numbers: str) -> Outcome:
+    """Claim: what was found is at most the bound."""
     return Outcome(Verdict.HOLDS if found <= most else Verdict.NOT_HERE, f"{numbers}; bound {most:,.0f}")
 
 
-def _every_episode(switches: dict[str, FloatArray], episodes: int) -> Outcome:
+def every_episode(switches: dict[str, FloatArray], episodes: int) -> Outcome:
     """Claim: all but one in a hundred episodes switch, for each."""
     estimates = {name: interval(values) for name, values in switches.items()}
     every = all((one.mean if one.low is None else one.low) >= 0.99 * episodes for one in estimates.values())

@@ -140,7 +140,7 @@ def flat(episodes: Sequence[int], free: Sequence[FloatArray], private: Sequence[
     held = [False]
     for index in range(1, len(cost)):
         decades = np.log10(episodes[index] / episodes[index - 1])
-        held.append(cost[index] < FLAT**decades * max(cost[index - 1], 0.0))
+        held.append(0 < cost[index] < FLAT**decades * cost[index - 1])
     spreads = [spread(after - before) for before, after in zip(free, private, strict=True)]
     return _numbered(from_some_k(episodes, held, ""), episodes, spreads, "added by privacy")
 
