@@ -283,7 +283,8 @@ def test_the_command_prints_the_verdicts_and_the_page(
     undisturbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(base, "QUICK", TINY)
-    monkeypatch.setitem(reproduce.__kwdefaults__, "figures", SOME)
+    defaults: dict[str, object] = reproduce.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "figures", SOME)
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(sys, "argv", ["shufflerl", "reproduce", "--quick", "--out", str(undisturbed), "--workers", "1"])
     with pytest.raises(SystemExit) as stop:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from shufflerl.envs import ENVIRONMENTS
 from shufflerl.experiments.claims import Claim, lower, spread, within
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.bandit.sweep import ENV, EPSILON, SIGMA
+from shufflerl.experiments.figures.bandit.sweep import ENV, EPSILON
 from shufflerl.experiments.figures.base import Analysis, Evidence, constants_table, family
 from shufflerl.experiments.figures.lines import LINES, SDP_PE, UCBVI_JDP, UCBVI_LDP
 from shufflerl.experiments.figures.regret_curves.analysis import CLOSE
@@ -13,6 +14,7 @@ from shufflerl.experiments.figures.regret_curves.analysis import CLOSE
 def analyse(evidence: Evidence) -> Analysis:
     """Draw the curves and judge the paper's two comparisons."""
     size = evidence.size
+    bandit = ENVIRONMENTS.describe(ENV)["parameters"]
     own = {line: family(line, ENV, EPSILON, size.episodes) for line in LINES}
     drawing, (axes,) = style.panels(height=4.6)
     for line in LINES:

@@ -1,4 +1,4 @@
-"""Every line at the paper's budget; 20 arms whose means differ from user to user with standard deviation 0.1."""
+"""Every line at the paper's budget on the environment as it is by default, which is as the paper has it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_sett
 from shufflerl.experiments.figures.lines import LINES
 
 ENV = "bandit"
-SIGMA = 0.1  # the environment's own default, and the paper's
 EPSILON = 1.0
 
 
