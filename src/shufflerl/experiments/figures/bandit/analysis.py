@@ -20,7 +20,8 @@ def analyse(evidence: Evidence) -> Analysis:
     for line in LINES:
         style.curve(axes, line, *evidence.runs.curves(evidence.setting(own[line])))
     axes.set(xlabel="episodes", ylabel="cumulative expected regret", xlim=(0, size.episodes), ylim=(0, None))
-    axes.set_title(f"20 arms, ε = {EPSILON:g}, σ = {SIGMA:g}: mean of {size.seeds} seeds, band ± 1 standard deviation")
+    shape = f"{bandit['n_actions']} arms, ε = {EPSILON:g}, σ = {bandit['sigma']:g}"
+    axes.set_title(f"{shape}: mean of {size.seeds} seeds, band ± 1 standard deviation")
     style.thousands(axes.xaxis)
     style.thousands(axes.yaxis)
     style.legend_below(drawing, axes, 5)
