@@ -116,6 +116,7 @@ def test_an_additive_cost_stops_growing() -> None:
     multiplicative = constant(*[100.0 + k**0.5 for k in KS])
     assert flat(KS, free, multiplicative).verdict is Verdict.NOT_HERE
     assert flat(KS, plateau, free).verdict is Verdict.NOT_HERE, "what costs nothing shows no cost"
+    assert flat(KS, multiplicative, free).verdict is Verdict.NOT_HERE, "nor does what gains ever more"
 
 
 def test_privacy_is_affordable_where_it_at_most_doubles_the_regret() -> None:

@@ -44,7 +44,7 @@ def write(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> Reprod
             svg, png = (_rendered(analysis.drawing, kind) for kind in ("svg", "png"))
         write_whole(folder / FIGURES / f"{figure.name}.svg", svg)
         write_whole(folder / FIGURES / f"{figure.name}.png", png)
-        sections.append(_section(number, figure, analysis, _inline(svg.decode())))
+        sections.append(_section(number, figure, analysis, _inline(svg.decode(), figure.title)))
         claims += analysis.claims
     summary = {
         "versions": versions(),
@@ -74,12 +74,12 @@ def _rendered(drawing: Drawing, kind: str) -> bytes:
     return sink.getvalue()
 
 
-def _inline(svg: str) -> str:
+def _inline(svg: str, title: str) -> str:
     """As part of the page: without its preamble and background, its ink in the colour of the page's text."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace("fill: #ffffff", "fill: none").replace(style.INK, "currentColor")
-    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'role="img"', svg, count=1)
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{escape(title)}"', svg, count=1)
 
 
 def _section(number: int, figure: Figure, analysis: Analysis, svg: str) -> str:
