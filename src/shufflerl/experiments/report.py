@@ -41,10 +41,10 @@ def write(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> Reprod
     for number, figure in enumerate(figures, start=1):
         with style.styled():
             analysis = figure.analyse(evidence)
-            svg, png = (_rendered(analysis.drawing, kind) for kind in ("svg", "png"))
-        write_whole(folder / FIGURES / f"{figure.name}.svg", svg)
-        write_whole(folder / FIGURES / f"{figure.name}.png", png)
-        sections.append(_section(number, figure, analysis, _inline(svg.decode(), figure.title)))
+            files = {kind: _rendered(analysis.drawing, kind) for kind in ("svg", "png")}
+        for kind, content in files.items():
+            write_whole(folder / FIGURES / f"{figure.name}.{kind}", content)
+        sections.append(_section(number, figure, analysis, _inline(files["svg"].decode(), figure.title)))
         claims += analysis.claims
     summary = {
         "versions": versions(),
