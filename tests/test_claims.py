@@ -115,6 +115,10 @@ def test_an_additive_cost_stops_growing() -> None:
     assert (flat(KS, free, plateau).verdict, flat(KS, free, plateau).since) == (Verdict.FROM, 10**6)
     multiplicative = constant(*[100.0 + k**0.5 for k in KS])
     assert flat(KS, free, multiplicative).verdict is Verdict.NOT_HERE
+    jumps = constant(*[200.0] * 5, 3000.0)
+    assert flat(KS, free, jumps).verdict is Verdict.NOT_HERE
+    halves = [round(10 ** (half / 2)) for half in range(6, 12)]
+    assert flat(halves, free, constant(*[200.0] * 4, 3000.0, 3000.0)).verdict is Verdict.NOT_HERE, "within a decade"
     assert flat(KS, plateau, free).verdict is Verdict.NOT_HERE, "what costs nothing shows no cost"
     assert flat(KS, multiplicative, free).verdict is Verdict.NOT_HERE, "nor does what gains ever more"
 

@@ -17,7 +17,7 @@ CONSTANTS = ("paper", "practical")
 SEEDS = {"full": 5, "quick": 2}
 EPISODES = {
     "full": tuple(round(10 ** (half / 2)) for half in range(6, 33)),
-    "quick": (10**3, 10**6, 10**9, 10**12, 10**14, 10**16),
+    "quick": (10**3, 10**6, 10**9, 10**12, 10**15, 10**16),
 }
 
 
