@@ -24,7 +24,7 @@ from shufflerl.experiments.figures.base import FIRST_TUNING_SEED, FULL, QUICK, F
 from shufflerl.experiments.figures.lines import LINES
 from shufflerl.experiments.figures.scaling.measure import measure
 from shufflerl.experiments.figures.scaling.sweep import VALUES, Point
-from shufflerl.experiments.reproduce import RUNS, TIMINGS, TUNING, reproduce
+from shufflerl.experiments.reproduce import RUNS, TIMINGS, TUNING, in_order, reproduce
 
 ROOT = Path(__file__).parent.parent
 TINY = replace(QUICK, episodes=200, seeds=2, tuning_seeds=1, candidates=2)
@@ -107,6 +107,15 @@ def test_cells_that_figures_share_are_run_once(undisturbed: Path) -> None:
     stored = [result.cell.key for result in store.results(undisturbed / RUNS)]
     assert len(stored) == len(set(stored)) < len(asked)
     assert set(stored) == set(asked)
+
+
+def test_every_kind_of_cell_is_begun_first_and_none_is_lost(undisturbed: Path) -> None:
+    cells = [result.cell for result in store.results(undisturbed / RUNS)]
+    ordered = in_order(cells[::-1])
+    assert sorted(cell.key for cell in ordered) == sorted(cell.key for cell in cells)
+    begun = [(cell.setting.learner, cell.setting.learner_parameters.get("constants")) for cell in ordered]
+    assert len(set(begun[:3])) == len(set(begun)) == 3
+    assert begun[3:] == sorted(begun[3:], key=lambda kind: kind[0] == "sdp-pe")
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def reproduce(
 
     def run(name: str, cells: list[Cell]) -> Runs:
         run_cells(
-            _in_order(cells),
+            in_order(cells),
             folder / name,
             workers=workers,
             backend=backend,
@@ -61,11 +61,17 @@ def reproduce(
         return report.write(figures, Evidence(size, runs, chosen, timings), folder)
 
 
-def _in_order(cells: list[Cell]) -> list[Cell]:
-    """One cell of the learner that takes longest to compile, then those of the others, then the rest of its own.
+def in_order(cells: list[Cell]) -> list[Cell]:
+    """One cell of every kind, then those of other learners than the one that takes longest to compile, then its own.
 
-    On a cold cache one worker then compiles it while the others are busy with something else.
+    A kind is a learner with options that choose its code. On a cold cache workers then compile different things, and
+    none of them waits for what another is compiling.
     """
-    slow = [cell for cell in cells if cell.setting.learner == LINES[0].learner]
-    others = [cell for cell in cells if cell.setting.learner != LINES[0].learner]
-    return slow[:1] + others + slow[1:]
+    kinds: dict[tuple[str, ...], Cell] = {}
+    for cell in cells:
+        options = (value for value in cell.setting.learner_parameters.values() if isinstance(value, str))
+        kinds.setdefault((cell.setting.learner, *options), cell)
+    first = list(kinds.values())
+    keys = {cell.key for cell in first}
+    rest = [cell for cell in cells if cell.key not in keys]
+    return first + sorted(rest, key=lambda cell: cell.setting.learner == LINES[0].learner)
