@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install run test bench clean
+.PHONY: install run test test-ray bench clean
 
 install: .venv/.installed
 
@@ -12,13 +12,18 @@ install: .venv/.installed
 	touch $@
 
 run: install
-	$(BIN)/shufflerl run riverswim --learner ucbvi --privatizer none --episodes 20000 --seeds 10 --plot out/regret.png
+	$(BIN)/shufflerl reproduce --quick
 
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto
+
+# Ray is an extra of its own and large, so these tests are skipped elsewhere.
+test-ray: install
+	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --editable '.[dev,ray]'
+	$(BIN)/pytest -k ray tests/test_sweep.py tests/test_reproduce.py
 
 bench: install
 	@$(MAKE) --no-print-directory .peer-venv/.installed || echo 'The peer cannot be installed here; its benchmarks will be skipped.'

@@ -146,7 +146,7 @@ def run(
         typer.echo(f"Figure saved to {plot}", err=as_json)
 
 
-for command in (commands.sweep, commands.compare):
+for command in (commands.sweep, commands.compare, commands.reproduce):
     app.command()(command)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +32,11 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of that many inches."""
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def styled_by(settings: dict[Any, Any]) -> AbstractContextManager[None]:
+    """Draw with these settings of matplotlib's."""
+    return mpl.rc_context(settings)
 
 
 def check_path(path: Path) -> None:

@@ -1,15 +1,21 @@
-"""The commands `sweep` and `compare`: thin, like the rest of the command line."""
+"""The commands `sweep`, `compare` and `reproduce`: thin, like the rest of the command line."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from shufflerl.experiments.claims import Claim
     from shufflerl.experiments.compare import Group
     from shufflerl.experiments.engine import Progress
 
@@ -39,15 +45,24 @@ def sweep(
     backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a Ray cluster.")] = Backend.loky,
 ) -> None:
     """Run every combination in a file; run again, it goes on where it stopped."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as ProgressBar
-
     from shufflerl.experiments.engine import run_cells
     from shufflerl.experiments.sweep import read
 
     cells = read(file)
     folder = Path("out") / file.stem if out is None else out
+    with _progress(folder) as tell:
+        show = partial(tell, file.name, folder)
+        end = run_cells(cells, folder, workers=workers, backend=backend.value, progress=show)
+    typer.echo(f"{end.done} cells in {folder}: {end.resumed} were there, {end.done - end.resumed} were run.")
+
+
+@contextmanager
+def _progress(folder: Path) -> Iterator[Callable[[str, Path, Progress], None]]:
+    """Bars with the time left, one for each name told of; a stop by the user ends in a sentence."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as ProgressBar
+
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -59,23 +74,19 @@ def sweep(
     )
     # One cell may take long: time left is estimated over an hour, not over half a minute.
     with ProgressBar(*columns, console=console, speed_estimate_period=3600, disable=not console.is_terminal) as bar:
-        task = bar.add_task(file.name, total=len(cells))
-        began = False
+        tasks: dict[str, TaskID] = {}
 
-        def show(now: Progress) -> None:
-            nonlocal began
-            if not began:
-                began = True
-                _say_what_is_there(now, folder)
-                bar.reset(task, completed=now.done, total=now.cells)
-            bar.update(task, completed=now.done)
+        def tell(name: str, where: Path, now: Progress) -> None:
+            if name not in tasks:
+                _say_what_is_there(now, where)
+                tasks[name] = bar.add_task(name, total=now.cells, completed=now.done)
+            bar.update(tasks[name], completed=now.done)
 
         try:
-            end = run_cells(cells, folder, workers=workers, backend=backend.value, progress=show)
+            yield tell
         except KeyboardInterrupt:
             typer.echo(f"Stopped; what is done is in {folder}, and the same command goes on from there.", err=True)
             raise typer.Exit(130) from None
-    typer.echo(f"{end.done} cells in {folder}: {end.resumed} were there, {end.done - end.resumed} were run.")
 
 
 def _say_what_is_there(now: Progress, folder: Path) -> None:
@@ -83,6 +94,39 @@ def _say_what_is_there(now: Progress, folder: Path) -> None:
         typer.echo(f"Damaged, will be recomputed: {path} ({reason})", err=True)
     if now.resumed:
         typer.echo(f"Resuming {folder}: {now.resumed} of {now.cells} cells are done already.", err=True)
+
+
+def reproduce(
+    quick: Annotated[bool, typer.Option("--quick", help="A small version, in under a minute.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report.", metavar="DIR", show_default="out/reproduce[-quick]")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many runs at a time.", metavar="N", show_default="all processors")
+    ] = None,
+    backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a Ray cluster.")] = Backend.loky,
+) -> None:
+    """Make every figure and table of the paper and ours, and say what holds; run again, it goes on where it stopped."""
+    from shufflerl.experiments.figures.base import FULL, QUICK
+    from shufflerl.experiments.reproduce import reproduce as run
+
+    folder = out or Path("out") / ("reproduce-quick" if quick else "reproduce")
+    with _progress(folder) as tell:
+        end = run(QUICK if quick else FULL, folder, workers=workers, backend=backend.value, tell=tell)
+    _print_claims(end.claims)
+    typer.echo(f"Report: {end.page}")
+
+
+def _print_claims(claims: tuple[Claim, ...]) -> None:
+    from textwrap import shorten
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("verdict", "claim of the paper", "numbers", box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    for claim in claims:
+        table.add_row(f"[bold]{claim.outcome}[/]", claim.statement, shorten(claim.outcome.numbers, 130))
+    Console().print(table)
 
 
 def compare(

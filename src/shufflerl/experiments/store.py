@@ -105,6 +105,12 @@ def _storage(path: Path) -> Iterator[None]:
         ) from None
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, unless it is there."""
+    with _storage(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole, even after a power cut, or not at all."""
     partial = path.with_name(f".{path.name}{_PARTIAL}")

@@ -1,0 +1,33 @@
+"""The figures and tables of a reproduction, in the report's order: each a folder with its sweep and its analysis."""
+
+from __future__ import annotations
+
+from shufflerl.experiments.figures import (
+    bandit,
+    bounds,
+    messages,
+    noise,
+    regret_curves,
+    regret_epsilon,
+    scaling,
+    spectrum,
+    switches,
+    theorem,
+)
+from shufflerl.experiments.figures.base import Figure
+
+FIGURES: tuple[Figure, ...] = tuple(
+    figure.FIGURE
+    for figure in (
+        regret_epsilon,
+        regret_curves,
+        bandit,
+        switches,
+        bounds,
+        noise,
+        theorem,
+        messages,
+        scaling,
+        spectrum,
+    )
+)

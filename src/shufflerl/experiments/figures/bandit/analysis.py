@@ -1,0 +1,46 @@
+"""Regret curves on the bandit, and whether SDP-PE is below the local model and near the trusted server."""
+
+from __future__ import annotations
+
+from shufflerl.envs import ENVIRONMENTS
+from shufflerl.experiments.claims import Claim, lower, spread, within
+from shufflerl.experiments.figures import style
+from shufflerl.experiments.figures.bandit.sweep import ENV, EPSILON
+from shufflerl.experiments.figures.base import Analysis, Evidence, constants_table, family
+from shufflerl.experiments.figures.lines import LINES, SDP_PE, UCBVI_JDP, UCBVI_LDP
+from shufflerl.experiments.figures.regret_curves.analysis import CLOSE
+
+
+def analyse(evidence: Evidence) -> Analysis:
+    """Draw the curves and judge the paper's two comparisons."""
+    size = evidence.size
+    bandit = ENVIRONMENTS.describe(ENV)["parameters"]
+    own = {line: family(line, ENV, EPSILON, size.episodes) for line in LINES}
+    drawing, (axes,) = style.panels(height=4.6)
+    for line in LINES:
+        style.curve(axes, line, *evidence.runs.curves(evidence.setting(own[line])))
+    axes.set(xlabel="episodes", ylabel="cumulative expected regret", xlim=(0, size.episodes), ylim=(0, None))
+    shape = f"{bandit['n_actions']} arms, ε = {EPSILON:g}, σ = {bandit['sigma']:g}"
+    axes.set_title(f"{shape}: mean of {size.seeds} seeds, band ± 1 standard deviation")
+    style.thousands(axes.xaxis)
+    style.thousands(axes.yaxis)
+    style.legend_below(drawing, axes, 5)
+    private, trusted, local = (evidence.regrets(own[line]) for line in (SDP_PE, UCBVI_JDP, UCBVI_LDP))
+    see = (
+        "Without states to tell apart there is less to hide the signal: SDP-PE ends at "
+        f"{spread(private)}, the trusted server at {spread(trusted)}, the local model at {spread(local)}."
+    )
+    few = (
+        "Arms that are nearly as good as the best cost little and take long to tell apart under noise. How many there "
+        "are differs from seed to seed, which makes the intervals wide."
+    )
+    claims = (
+        Claim("Experiments, bandit", f"SDP-PE surpasses UCBVI-LDP at ε = {EPSILON:g}.", lower(private, local), few),
+        Claim(
+            "Experiments, bandit",
+            f"SDP-PE comes close to UCBVI-JDP at ε = {EPSILON:g} (at most {CLOSE:g} times its regret).",
+            within(private, CLOSE, trusted),
+            few,
+        ),
+    )
+    return Analysis(drawing, see, claims, constants_table(evidence, list(own.values()), list(own.values())))

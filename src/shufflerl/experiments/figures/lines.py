@@ -1,0 +1,56 @@
+"""Who is compared: one entry of `LINES` per learner and model of trust. To add a learner to the figures, add an entry.
+
+Every line has the same number of candidates for its constants; which one it is shown with is chosen on tuning seeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+DELTA = 1e-5
+DELTA_TEXT = "10⁻⁵"
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A learner with a privatizer under the name the paper has for the two.
+
+    `candidates` are the constants to choose from, the learner's own defaults first; `theory` are those that come with
+    a proof.
+    """
+
+    name: str
+    learner: str
+    privatizer: str
+    candidates: tuple[dict[str, Any], ...]
+    theory: dict[str, Any]
+    colour: str  # of Okabe and Ito: told apart by colour-blind readers too, and the dashes and markers differ as well
+    dashes: str
+    marker: str
+
+    @property
+    def private(self) -> bool:
+        """Whether it has a privacy budget."""
+        return self.privatizer != "none"
+
+
+#: Standard errors of the radius, and how fast the stages grow.
+_STAGES = tuple(
+    {"deviations": deviations, "base": base}
+    for deviations, base in ((3.3, 1.7), (2.0, 2.0), (3.3, 2.0), (5.0, 2.0), (2.0, 1.7), (5.0, 1.7))
+)
+#: What multiplies the bonus.
+_SCALES = tuple({"scale": scale} for scale in (0.05, 0.01, 1.0, 0.2, 0.003, 5.0))
+
+#: The paper's radius and stages; the product set holds at least the policies of the paper's and serves any size.
+_PAPER = {"constants": "paper", "policies": "product"}
+_UNSCALED = {"scale": 1.0}
+
+SDP_PE = Line("SDP-PE", "sdp-pe", "shuffle", _STAGES, _PAPER, "#0072B2", "-", "o")
+PE = Line("PE", "sdp-pe", "none", _STAGES, _PAPER, "#56B4E9", "--", "o")
+UCBVI = Line("UCBVI", "ucbvi", "none", _SCALES, _UNSCALED, "#E69F00", "--", "s")
+UCBVI_JDP = Line("UCBVI-JDP", "ucbvi", "central", _SCALES, _UNSCALED, "#009E73", "-", "s")
+UCBVI_LDP = Line("UCBVI-LDP", "ucbvi", "local", _SCALES, _UNSCALED, "#D55E00", "-.", "^")
+
+LINES = (SDP_PE, PE, UCBVI, UCBVI_JDP, UCBVI_LDP)

@@ -1,0 +1,135 @@
+"""The report: one page that needs nothing else, a PNG and an SVG of every figure, and the claims as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shufflerl.experiments.claims import Claim, Verdict
+from shufflerl.experiments.figures import style
+from shufflerl.experiments.figures.base import Analysis, Evidence, Figure, Size, Table
+from shufflerl.experiments.store import make_folder, versions, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+PAGE = "report.html"
+SUMMARY = "summary.json"
+FIGURES = "figures"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What came of a reproduction: the claims judged, and where the page is."""
+
+    claims: tuple[Claim, ...]
+    page: Path
+
+
+def write(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> Reproduction:
+    """Analyse, draw and write everything, each file whole or not at all."""
+    make_folder(folder / FIGURES)
+    sections: list[str] = []
+    claims: list[Claim] = []
+    for number, figure in enumerate(figures, start=1):
+        with style.styled():
+            analysis = figure.analyse(evidence)
+            files = {kind: _rendered(analysis.drawing, kind) for kind in ("svg", "png")}
+        for kind, content in files.items():
+            write_whole(folder / FIGURES / f"{figure.name}.{kind}", content)
+        sections.append(_section(number, figure, analysis, _inline(files["svg"].decode(), figure.title)))
+        claims += analysis.claims
+    summary = {
+        "versions": versions(),
+        "size": asdict(evidence.size),
+        "claims": [claim.as_dict() for claim in claims],
+        "constants": [
+            {
+                "line": own.line.name,
+                "setting": asdict(evidence.setting(own)),
+                "chosen": parameters,
+                "theory": own.line.theory,
+            }
+            for own, parameters in evidence.chosen.items()
+        ],
+    }
+    write_whole(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
+    page = folder / PAGE
+    write_whole(page, _page(evidence.size, claims, sections).encode())
+    return Reproduction(tuple(claims), page)
+
+
+def _rendered(drawing: Drawing, kind: str) -> bytes:
+    """The figure as a file of that kind; where things go is worked out the first time."""
+    sink = io.BytesIO()
+    drawing.savefig(sink, format=kind, dpi=150, facecolor="white", metadata={"Date": None} if kind == "svg" else None)
+    drawing.set_layout_engine("none")
+    return sink.getvalue()
+
+
+def _inline(svg: str, title: str) -> str:
+    """As part of the page: without its preamble and background, its ink in the colour of the page's text."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = svg.replace("fill: #ffffff", "fill: none").replace(style.INK, "currentColor")
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{escape(title)}"', svg, count=1)
+
+
+def _section(number: int, figure: Figure, analysis: Analysis, svg: str) -> str:
+    parts = [
+        f'<section id="{figure.name}"><h2>{number}. {escape(figure.title)}</h2>',
+        f"<p>{escape(analysis.see)}</p>",
+        f'<div class="figure">{svg}</div>',
+        f'<p class="files"><a href="{FIGURES}/{figure.name}.png">PNG</a> ',
+        f'<a href="{FIGURES}/{figure.name}.svg">SVG</a></p>',
+    ]
+    if analysis.table is not None:
+        parts.append(_table(analysis.table))
+    if analysis.certificate:
+        parts.append(f"<pre>{escape(analysis.certificate)}</pre>")
+    return "\n".join([*parts, "</section>"])
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
+
+
+_CLASSES = {Verdict.HOLDS: "holds", Verdict.FROM: "from", Verdict.NOT_HERE: "not"}
+
+
+def _claims(claims: Sequence[Claim]) -> str:
+    rows = []
+    for claim in claims:
+        why = f"<p>{escape(claim.explanation)}</p>" if claim.explanation else ""
+        rows.append(
+            f'<tr><td><span class="verdict {_CLASSES[claim.outcome.verdict]}">{escape(str(claim.outcome))}</span></td>'
+            f"<td>{escape(claim.statement)} <small>{escape(claim.place)}</small></td>"
+            f"<td>{escape(claim.outcome.numbers)}{why}</td></tr>"
+        )
+    head = "<tr><th>verdict</th><th>claim</th><th>numbers, and why where it fails</th></tr>"
+    return f'<div class="wide"><table class="claims"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _page(size: Size, claims: Sequence[Claim], sections: Sequence[str]) -> str:
+    template = resources.files(__package__).joinpath("report.html").read_text("utf-8")
+    parts = {
+        "size": f"{size.name}: K = {size.episodes:,}, {size.seeds} seeds",
+        "candidates": str(size.candidates),
+        "tuning_seeds": f"{size.tuning.start} to {size.tuning.stop - 1}",
+        "seeds": f"{size.reported.start} to {size.reported.stop - 1}",
+        "versions": escape(", ".join(f"{name} {version}" for name, version in versions().items())),
+        "claims": _claims(claims),
+        "sections": "\n".join(sections),
+    }
+    for name, text in parts.items():
+        template = template.replace(f"{{{{{name}}}}}", text)
+    return template

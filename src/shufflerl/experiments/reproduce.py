@@ -1,0 +1,77 @@
+"""The whole reproduction: choose constants, run what the figures ask for, measure the machine, write the report.
+
+A folder holds `tuning/` and `runs/`, each a sweep's folder of its own, `timings/` with what was measured of this
+machine, `figures/`, `summary.json` and `report.html`. Run again, it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from shufflerl.errors import PrivacyWarning
+from shufflerl.experiments import report, store, tuning
+from shufflerl.experiments.cells import Cell
+from shufflerl.experiments.engine import Progress, run_cells
+from shufflerl.experiments.figures import FIGURES
+from shufflerl.experiments.figures.base import Evidence, Figure, Runs, Size
+from shufflerl.experiments.figures.lines import LINES
+from shufflerl.experiments.figures.scaling.measure import measure
+
+TUNING, RUNS, TIMINGS = "tuning", "runs", "timings"
+
+#: Called with the name of a phase, its folder and how far it is.
+Tell = Callable[[str, Path, Progress], None]
+
+
+def reproduce(
+    size: Size,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    backend: str = "loky",
+    tell: Tell = lambda *_: None,
+    figures: Sequence[Figure] = FIGURES,
+) -> report.Reproduction:
+    """Run what `folder` does not hold yet, then write every figure and the report into it."""
+
+    def run(name: str, cells: list[Cell]) -> Runs:
+        run_cells(
+            in_order(cells),
+            folder / name,
+            workers=workers,
+            backend=backend,
+            progress=partial(tell, name, folder / name),
+        )
+        return Runs(store.results(folder / name))
+
+    with warnings.catch_warnings():
+        # Figures run far more users than their delta is meant for, so that the noise is the same at every K.
+        warnings.simplefilter("ignore", PrivacyWarning)
+        families = list(dict.fromkeys(own for figure in figures for own in figure.families(size)))
+        tuned = run(TUNING, tuning.cells(families, size)) if families else Runs(())
+        chosen = tuning.choose(families, size, tuned)
+        # Figures share cells; each is run once.
+        cells = {cell.key: cell for figure in figures for cell in figure.cells(size, chosen)}
+        runs = run(RUNS, list(cells.values()))
+        points = [point for figure in figures for point in figure.points(size)]
+        timings = measure(points, folder / TIMINGS, partial(tell, TIMINGS, folder / TIMINGS)) if points else ()
+        return report.write(figures, Evidence(size, runs, chosen, timings), folder)
+
+
+def in_order(cells: list[Cell]) -> list[Cell]:
+    """One cell of every kind, then those of other learners than the one that takes longest to compile, then its own.
+
+    A kind is a learner with options that choose its code. On a cold cache workers then compile different things, and
+    none of them waits for what another is compiling.
+    """
+    kinds: dict[tuple[str, ...], Cell] = {}
+    for cell in cells:
+        options = (value for value in cell.setting.learner_parameters.values() if isinstance(value, str))
+        kinds.setdefault((cell.setting.learner, *options), cell)
+    first = list(kinds.values())
+    keys = {cell.key for cell in first}
+    rest = [cell for cell in cells if cell.key not in keys]
+    return first + sorted(rest, key=lambda cell: cell.setting.learner == LINES[0].learner)

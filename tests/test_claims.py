@@ -1,0 +1,163 @@
+"""Verdicts are functions of numbers: each is shown numbers that hold, that fail, and that cannot tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shufflerl.checks import FloatArray
+from shufflerl.experiments.claims import (
+    Claim,
+    Outcome,
+    Verdict,
+    from_some_k,
+    lower,
+    number,
+    spread,
+    together,
+    within,
+)
+from shufflerl.experiments.figures.messages.analysis import shrinks
+from shufflerl.experiments.figures.noise.analysis import comparable, growth, private
+from shufflerl.experiments.figures.switches.analysis import at_most, every_episode
+from shufflerl.experiments.figures.theorem.analysis import affordable, flat, learns
+from shufflerl.privacy.noise import GaussianNoise
+
+KS = [10**power for power in range(3, 9)]
+
+
+def around(mean: float, sd: float = 1.0, draw: int = 0) -> FloatArray:
+    """Twenty values of exactly this mean; two draws are independent."""
+    values = np.random.default_rng(draw).standard_normal(20)
+    return np.asarray(mean + sd * (values - values.mean()))
+
+
+def constant(*values: float) -> list[FloatArray]:
+    return [np.full(3, value) for value in values]
+
+
+def test_lower_needs_the_whole_interval() -> None:
+    assert lower(around(10, 1, 1), around(20, 1, 2)).verdict is Verdict.HOLDS
+    assert lower(around(20, 1, 1), around(10, 1, 2)).verdict is Verdict.NOT_HERE
+    cannot_tell = lower(around(10, 30, 1), around(12, 30, 2))
+    assert cannot_tell.verdict is Verdict.NOT_HERE
+    assert lower(np.array([1.0]), np.array([2.0])).verdict is Verdict.NOT_HERE, "one seed shows nothing"
+
+
+def test_lower_is_paired_by_seed() -> None:
+    hard = around(0, 100)  # some seeds are hard for both
+    assert lower(hard + around(-1, 0.1, 1), hard).verdict is Verdict.HOLDS
+    assert lower(hard + around(-1, 0.1, 1), hard[::-1]).verdict is Verdict.NOT_HERE
+
+
+def test_lower_says_the_means_and_the_difference() -> None:
+    said = lower(np.array([1.0, 1.0, 1.0]), np.array([3.0, 3.0, 3.0])).numbers
+    assert said == "1 against 3; difference -2"
+
+
+def test_within_a_factor_in_both_directions() -> None:
+    assert within(around(12, 0.1, 1), 1.25, around(10, 0.1, 2)).verdict is Verdict.HOLDS
+    assert within(around(13, 0.1, 1), 1.25, around(10, 0.1, 2)).verdict is Verdict.NOT_HERE
+    assert within(around(12.4, 5, 1), 1.25, around(10, 5, 2)).verdict is Verdict.NOT_HERE, "the interval reaches beyond"
+    assert "1.2 times as much" in within(np.full(3, 12.0), 1.25, np.full(3, 10.0)).numbers
+
+
+def test_together_all_must_hold_and_the_failing_are_named() -> None:
+    good, bad = Outcome(Verdict.HOLDS, "1"), Outcome(Verdict.NOT_HERE, "2")
+    assert together([("a", good), ("b", good)]) == Outcome(Verdict.HOLDS, "a: 1; b: 1")
+    assert together([("a", good), ("b", bad)]) == Outcome(Verdict.NOT_HERE, "Not for b. a: 1; b: 2")
+    assert together([("a", bad)]).verdict is Verdict.NOT_HERE
+
+
+@pytest.mark.parametrize(
+    ("held", "verdict", "since"),
+    [
+        ([True] * 6, Verdict.HOLDS, None),
+        ([False, False, True, True, True, True], Verdict.FROM, 10**5),
+        ([True, False, True, False, True, True], Verdict.FROM, 10**7),
+        ([True, True, True, True, True, False], Verdict.NOT_HERE, None),
+        ([False] * 6, Verdict.NOT_HERE, None),
+    ],
+)
+def test_from_some_k_on_it_must_hold_at_every_k(held: list[bool], verdict: Verdict, since: int | None) -> None:
+    outcome = from_some_k(KS, held, "")
+    assert (outcome.verdict, outcome.since) == (verdict, since)
+
+
+def test_an_outcome_says_since_when() -> None:
+    assert str(Outcome(Verdict.FROM, "", 1e5)) == "holds from K = 1e5"
+    assert str(Outcome(Verdict.NOT_HERE, "")) == "does not hold at this K"
+
+
+def test_only_what_fails_is_explained() -> None:
+    assert Claim("here", "x", Outcome(Verdict.HOLDS, ""), "because").explanation == ""
+    assert Claim("here", "x", Outcome(Verdict.NOT_HERE, ""), "because").explanation == "because"
+    assert Claim("here", "x", Outcome(Verdict.FROM, "", 10.0), "because").as_dict()["why"] == "because"
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert spread(np.array([5.0])) == "5"
+    assert number(-1234.5) == "-1,234"
+    assert spread(np.array([10.0, 20.0, 30.0])).startswith("20 [1")
+
+
+def test_learning_is_to_lose_less_than_half() -> None:
+    never = np.array(KS, dtype=np.float64)
+    bends = [np.full(3, min(k, 3e5)) for k in KS]
+    assert (learns(KS, bends, never).verdict, learns(KS, bends, never).since) == (Verdict.FROM, 10**6)
+    assert learns(KS, [np.full(3, 0.9 * k) for k in KS], never).verdict is Verdict.NOT_HERE
+    assert learns(KS, [np.full(3, 0.1 * k) for k in KS], never).verdict is Verdict.HOLDS
+
+
+def test_an_additive_cost_stops_growing() -> None:
+    free = constant(*[100.0] * 6)
+    plateau = constant(*[100.0 + min(k, 1e5) for k in KS])
+    assert (flat(KS, free, plateau).verdict, flat(KS, free, plateau).since) == (Verdict.FROM, 10**6)
+    multiplicative = constant(*[100.0 + k**0.5 for k in KS])
+    assert flat(KS, free, multiplicative).verdict is Verdict.NOT_HERE
+    jumps = constant(*[200.0] * 5, 3000.0)
+    assert flat(KS, free, jumps).verdict is Verdict.NOT_HERE
+    halves = [round(10 ** (half / 2)) for half in range(6, 12)]
+    assert flat(halves, free, constant(*[200.0] * 4, 3000.0, 3000.0)).verdict is Verdict.NOT_HERE, "within a decade"
+    assert flat(KS, plateau, free).verdict is Verdict.NOT_HERE, "what costs nothing shows no cost"
+    assert flat(KS, multiplicative, free).verdict is Verdict.NOT_HERE, "nor does what gains ever more"
+
+
+def test_privacy_is_affordable_where_it_at_most_doubles_the_regret() -> None:
+    free = constant(*[float(k) ** 0.5 for k in KS])
+    assert affordable(KS, free, constant(*[k**0.5 + 1000 for k in KS])).since == 10**6
+    assert affordable(KS, free, constant(*[3 * k**0.5 for k in KS])).verdict is Verdict.NOT_HERE
+
+
+def test_the_numbers_of_a_turning_point_are_those_around_it() -> None:
+    said = learns(KS, [np.full(3, min(k, 3e5)) for k in KS], np.array(KS, dtype=np.float64)).numbers
+    assert said == "K = 1,000: 1; K = 1e5: 1; K = 1e6: 0.3; K = 1e8: 0.003 of never learning's regret"
+
+
+def test_switches() -> None:
+    assert at_most(67, 100, "67").verdict is Verdict.HOLDS
+    assert at_most(101, 100, "101").verdict is Verdict.NOT_HERE
+    assert every_episode({"a": around(999.9, 0.01)}, 1000).verdict is Verdict.HOLDS
+    assert every_episode({"a": around(999.9, 0.01), "b": around(700)}, 1000).verdict is Verdict.NOT_HERE
+
+
+def test_noise() -> None:
+    assert private([0.1, 1.0], [0.01, 0.9]).verdict is Verdict.HOLDS
+    assert private([0.1, 1.0], [0.01, 1.1]).verdict is Verdict.NOT_HERE
+    assert comparable([0.1, 10.0], [(1.05, 1.0), (2.0, 1.0)]).verdict is Verdict.HOLDS, "beyond 1 it is only told"
+    assert comparable([0.1, 10.0], [(1.2, 1.0), (1.0, 1.0)]).verdict is Verdict.NOT_HERE
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(1.0, Verdict.HOLDS), (0.5, Verdict.HOLDS), (1.2, Verdict.NOT_HERE)])
+def test_noise_grows_at_most_in_proportion(power: float, verdict: Verdict) -> None:
+    def columns(values: list[float]) -> list[tuple[GaussianNoise, GaussianNoise]]:
+        return [(GaussianNoise(value**power), GaussianNoise(value**power)) for value in values]
+
+    outcome = growth([0.1, 1.0, 10.0], columns([10.0, 1.0, 0.9]), [2, 8], columns([2.0, 8.0]))
+    assert outcome.verdict is verdict
+    assert f"H^{power:.2f}" in outcome.numbers
+
+
+def test_messages_shrink() -> None:
+    assert shrinks([10, 100], [50.0, 12.0]).verdict is Verdict.HOLDS
+    assert shrinks([10, 100, 1000], [50.0, 12.0, 13.0]).verdict is Verdict.NOT_HERE
