@@ -10,6 +10,9 @@ from typing import Any
 from shufflerl.checks import FloatArray
 from shufflerl.experiments.compare import Estimate, interval
 
+#: The place of a claim that is not the paper's.
+OURS = "Ours"
+
 
 class Verdict(StrEnum):
     """What the runs say of a claim."""
@@ -33,7 +36,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, where it stands there, and what became of it; `why` explains one that fails."""
+    """A claim, where it stands in the paper (or `OURS`), and what became of it; `why` explains one that fails."""
 
     place: str
     statement: str

@@ -123,7 +123,7 @@ def _print_claims(claims: tuple[Claim, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("verdict", "claim of the paper", "numbers", box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    table = Table("verdict", "claim", "numbers", box=None, pad_edge=False, padding=(0, 2, 1, 0))
     for claim in claims:
         table.add_row(f"[bold]{claim.outcome}[/]", claim.statement, shorten(claim.outcome.numbers, 130))
     Console().print(table)

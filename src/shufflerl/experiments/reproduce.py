@@ -17,7 +17,7 @@ from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.engine import Progress, run_cells
 from shufflerl.experiments.figures import FIGURES
 from shufflerl.experiments.figures.base import Evidence, Figure, Runs, Size
-from shufflerl.experiments.figures.lines import LINES
+from shufflerl.experiments.figures.lines import SDP_PE
 from shufflerl.experiments.figures.scaling.measure import measure
 
 TUNING, RUNS, TIMINGS = "tuning", "runs", "timings"
@@ -74,4 +74,4 @@ def in_order(cells: list[Cell]) -> list[Cell]:
     first = list(kinds.values())
     keys = {cell.key for cell in first}
     rest = [cell for cell in cells if cell.key not in keys]
-    return first + sorted(rest, key=lambda cell: cell.setting.learner == LINES[0].learner)
+    return first + sorted(rest, key=lambda cell: cell.setting.learner == SDP_PE.learner)

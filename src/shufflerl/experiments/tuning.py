@@ -1,7 +1,7 @@
-"""The tuning protocol: every line has as many candidates for its constants, tried on seeds that are never reported.
+"""The tuning protocol: a few candidates for the constants of every line, tried on seeds that are never reported.
 
 For each family (line, environment, budget) the candidate of the lowest mean regret over the tuning seeds is chosen;
-the first of them if several tie.
+the first of them if several tie. A line with one candidate needs no trial.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ def candidates(own: Family, size: Size) -> tuple[dict[str, Any], ...]:
 def cells(families: Iterable[Family], size: Size) -> list[Cell]:
     """Every candidate of every family on the tuning seeds."""
     return [
-        Cell(own.setting(parameters), seed)
+        Cell(own.setting(constants), seed)
         for own in families
-        for parameters in candidates(own, size)
+        for tried in [candidates(own, size)]
+        if len(tried) > 1
+        for constants in tried
         for seed in size.tuning
     ]
 
@@ -35,5 +37,6 @@ def choose(families: Sequence[Family], size: Size, runs: Runs) -> Chosen:
     best: dict[Family, dict[str, Any]] = {}
     for own in families:
         tried = candidates(own, size)
-        best[own] = tried[int(np.argmin([runs.regrets(own.setting(parameters)).mean() for parameters in tried]))]
+        means = [runs.regrets(own.setting(constants)).mean() for constants in tried] if len(tried) > 1 else [0.0]
+        best[own] = tried[int(np.argmin(means))]
     return best

@@ -11,6 +11,7 @@ from shufflerl.experiments.figures import (
     regret_epsilon,
     scaling,
     spectrum,
+    suite,
     switches,
     theorem,
 )
@@ -29,5 +30,6 @@ FIGURES: tuple[Figure, ...] = tuple(
         messages,
         scaling,
         spectrum,
+        suite,
     )
 )

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from shufflerl.experiments.figures.scaling.measure import Timing
     from shufflerl.experiments.figures.scaling.sweep import Point
 
+#: What "comes close" is taken to mean: at most so many times the regret; and so many of that without privacy.
+CLOSE = 1.25
+NEAR_NO_PRIVACY = 2.0
+
 #: The first of the seeds on which constants are chosen; no reported run has one so large.
 FIRST_TUNING_SEED = 10_000
 
@@ -61,16 +65,17 @@ class Family:
     epsilon: float | None
     episodes: int
 
-    def setting(self, parameters: dict[str, Any], episodes: int | None = None) -> Setting:
+    def setting(self, constants: dict[str, Any], episodes: int | None = None) -> Setting:
         """A setting of the family with these constants."""
+        episodes = self.episodes if episodes is None else episodes
         return Setting(
             env=self.env,
             learner=self.line.learner,
             privatizer=self.line.privatizer,
-            episodes=self.episodes if episodes is None else episodes,
+            episodes=episodes,
             epsilon=self.epsilon,
             delta=None if self.epsilon is None else DELTA,
-            learner_parameters=parameters,
+            learner_parameters=self.line.parameters(constants, episodes),
         )
 
 
@@ -177,6 +182,11 @@ def chosen_settings(families: list[Family], chosen: Chosen) -> list[Setting]:
     return [own.setting(chosen[own]) for own in families]
 
 
+def theory_settings(families: list[Family]) -> list[Setting]:
+    """Each family that has constants of a theory, with these."""
+    return [own.setting(own.line.theory) for own in families if own.line.theory is not None]
+
+
 def lost_at_random(env: str) -> float:
     """Expected regret per episode of acting uniformly at random; the environment must not depend on the seed."""
     mdp = mdp_of(env)
@@ -200,10 +210,10 @@ def constants_table(evidence: Evidence, families: list[Family], with_theory: lis
     """The chosen constants and the theory's, and the regret with each; the theory's was run `with_theory` only."""
     rows = []
     for own in families:
-        theory = spread(evidence.runs.regrets(own.setting(own.line.theory))) if own in with_theory else "not run"
+        theory = [spread(evidence.runs.regrets(setting)) for setting in theory_settings([own]) if own in with_theory]
         budget = "none" if own.epsilon is None else f"{own.epsilon:g}"
-        chosen = _text(evidence.chosen[own]), spread(evidence.regrets(own))
-        rows.append((own.line.name, budget, *chosen, _text(own.line.theory), theory))
+        chosen = _text(evidence.chosen[own]) or "its defaults", spread(evidence.regrets(own))
+        rows.append((own.line.name, budget, *chosen, _text(own.line.theory or {}), *(theory or [""])))
     return Table(("line", "ε", "chosen constants", "regret", "the theory's constants", "regret"), tuple(rows))
 
 

@@ -1,6 +1,7 @@
 """Who is compared: one entry of `LINES` per learner and model of trust. To add a learner to the figures, add an entry.
 
-Every line has the same number of candidates for its constants; which one it is shown with is chosen on tuning seeds.
+No line has more candidates for its constants than another of the paper's; which one it is shown with is chosen on tuning
+seeds.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ class Line:
     """A learner with a privatizer under the name the paper has for the two.
 
     `candidates` are the constants to choose from, the learner's own defaults first; `theory` are those that come with
-    a proof.
+    a proof, None where there is none. `plans` among them is how many times it plans in all, whatever K is.
     """
 
     name: str
     learner: str
     privatizer: str
     candidates: tuple[dict[str, Any], ...]
-    theory: dict[str, Any]
+    theory: dict[str, Any] | None
     colour: str  # of Okabe and Ito: told apart by colour-blind readers too, and the dashes and markers differ as well
     dashes: str
     marker: str
@@ -34,6 +35,11 @@ class Line:
         """Whether it has a privacy budget."""
         return self.privatizer != "none"
 
+    def parameters(self, constants: dict[str, Any], episodes: int) -> dict[str, Any]:
+        """What the learner is given for these constants: so many plans are batches of so many users."""
+        batch = {"batch": -(-episodes // constants["plans"])} if "plans" in constants else {}
+        return {name: value for name, value in constants.items() if name != "plans"} | batch
+
 
 #: Standard errors of the radius, and how fast the stages grow.
 _STAGES = tuple(
@@ -42,15 +48,25 @@ _STAGES = tuple(
 )
 #: What multiplies the bonus.
 _SCALES = tuple({"scale": scale} for scale in (0.05, 0.01, 1.0, 0.2, 0.003, 5.0))
+#: The same with few plans: continual counting has the less noise, the fewer sums it releases.
+_PLANS = tuple(
+    {"scale": scale, "plans": plans}
+    for scale, plans in ((0.005, 100), (0.005, 500), (0.005, 30), (0.02, 100), (0.02, 500), (0.005, 2_000))
+)
+#: It has no constants to choose: its defaults are used as they are.
+_NOTHING: tuple[dict[str, Any], ...] = ({},)
 
 #: The paper's radius and stages; the product set holds at least the policies of the paper's and serves any size.
 _PAPER = {"constants": "paper", "policies": "product"}
 _UNSCALED = {"scale": 1.0}
 
+OPTIMISTIC = Line("optimistic", "optimistic", "shuffle", _NOTHING, None, "#CC79A7", "-", "D")
+OPTIMISTIC_FREE = Line("optimistic, no privacy", "optimistic", "none", _NOTHING, None, "#CC79A7", "--", "D")
 SDP_PE = Line("SDP-PE", "sdp-pe", "shuffle", _STAGES, _PAPER, "#0072B2", "-", "o")
 PE = Line("PE", "sdp-pe", "none", _STAGES, _PAPER, "#56B4E9", "--", "o")
 UCBVI = Line("UCBVI", "ucbvi", "none", _SCALES, _UNSCALED, "#E69F00", "--", "s")
 UCBVI_JDP = Line("UCBVI-JDP", "ucbvi", "central", _SCALES, _UNSCALED, "#009E73", "-", "s")
+UCBVI_RARELY = Line("UCBVI-JDP, planning rarely", "ucbvi", "central", _PLANS, None, "#009E73", ":", "v")
 UCBVI_LDP = Line("UCBVI-LDP", "ucbvi", "local", _SCALES, _UNSCALED, "#D55E00", "-.", "^")
 
-LINES = (SDP_PE, PE, UCBVI, UCBVI_JDP, UCBVI_LDP)
+LINES = (OPTIMISTIC, SDP_PE, UCBVI_JDP, UCBVI_RARELY, UCBVI_LDP, OPTIMISTIC_FREE, PE, UCBVI)

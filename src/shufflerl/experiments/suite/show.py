@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKERS = ("o", "s", "^")
+#: Colour and marker of each contender, as in the other figures of a reproduction.
+_LOOKS = {"optimistic": ("#CC79A7", "D"), "SDP-PE": ("#0072B2", "o"), "UCBVI-JDP": ("#009E73", "s")}
 
 
 def budget(epsilon: float | None) -> str:
@@ -97,8 +98,6 @@ def draw(report: Report) -> Figure:
 
 
 def _panel(axes: Axes, report: Report, cells: list[Contest], places: list[str]) -> None:
-    from shufflerl.plots import COLOURS
-
     for contest in cells:
         if not contest.learned:
             height = places.index(contest.environment)
@@ -115,8 +114,8 @@ def _panel(axes: Axes, report: Report, cells: list[Contest], places: list[str]) 
             shares,
             heights,
             xerr=[[0.0] * len(lines), tails],
-            fmt=_MARKERS[index % len(_MARKERS)],
-            color=COLOURS[index % len(COLOURS)],
+            color=_LOOKS[name][0],
+            fmt=_LOOKS[name][1],
             markersize=4.5,
             elinewidth=1.0,
             label=f"{name}: mean, line to the 95th percentile",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shufflerl.experiments.cells import Cell
-from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family, on
+from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family, on, theory_settings
 from shufflerl.experiments.figures.lines import LINES
 
 ENV = "bandit"
@@ -18,4 +18,4 @@ def families(size: Size) -> list[Family]:
 def cells(size: Size, chosen: Chosen) -> list[Cell]:
     """The chosen constants, and those of the theory."""
     own = families(size)
-    return on(size, chosen_settings(own, chosen) + [one.setting(one.line.theory) for one in own])
+    return on(size, chosen_settings(own, chosen) + theory_settings(own))

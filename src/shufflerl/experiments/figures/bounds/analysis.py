@@ -8,7 +8,15 @@ import numpy as np
 
 from shufflerl.experiments.claims import Claim, Outcome, Verdict, number, spread
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import Analysis, Evidence, Table, family, lost_at_random, mdp_of
+from shufflerl.experiments.figures.base import (
+    Analysis,
+    Evidence,
+    Table,
+    family,
+    lost_at_random,
+    mdp_of,
+    theory_settings,
+)
 from shufflerl.experiments.figures.bounds.sweep import BOUNDS, ENV, EPSILON, leading
 
 
@@ -22,7 +30,8 @@ def analyse(evidence: Evidence) -> Analysis:
     for place, bound in enumerate(BOUNDS):
         own = family(bound.line, ENV, EPSILON, size.episodes)
         cost = bound.privacy(*sizes, EPSILON)
-        measured, theory = evidence.regrets(own), evidence.runs.regrets(own.setting(own.line.theory))
+        (literal,) = theory_settings([own])
+        measured, theory = evidence.regrets(own), evidence.runs.regrets(literal)
         within_bound.append(max(measured.max(), theory.max()) <= lead + cost)
         first = place == 0  # one legend for all rows
         around = [place - 0.25, place + 0.25]

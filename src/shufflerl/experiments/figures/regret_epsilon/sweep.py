@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shufflerl.experiments.cells import Cell
-from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family, on
+from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family, on, theory_settings
 from shufflerl.experiments.figures.lines import LINES
 
 ENV = "riverswim"
@@ -25,6 +25,4 @@ def with_theory(size: Size) -> list[Family]:
 
 def cells(size: Size, chosen: Chosen) -> list[Cell]:
     """The chosen constants, and those of the theory."""
-    return on(
-        size, chosen_settings(families(size), chosen) + [own.setting(own.line.theory) for own in with_theory(size)]
-    )
+    return on(size, chosen_settings(families(size), chosen) + theory_settings(with_theory(size)))

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from shufflerl.experiment import Setting
 from shufflerl.experiments.figures.base import Size
-from shufflerl.experiments.figures.lines import DELTA, SDP_PE, UCBVI, UCBVI_JDP
+from shufflerl.experiments.figures.lines import DELTA, OPTIMISTIC, SDP_PE, UCBVI, UCBVI_JDP
 
 EPISODES = 2_000
 EPSILON = 1.0
-LINES = (SDP_PE, UCBVI, UCBVI_JDP)
+LINES = (OPTIMISTIC, SDP_PE, UCBVI, UCBVI_JDP)
 SHAPE = {"X": 4, "A": 2, "H": 6}
 VALUES: dict[str, dict[str, tuple[int, ...]]] = {
     "full": {"X": (4, 8, 16, 32), "A": (2, 4, 8, 16, 32), "H": (6, 12, 24, 48, 96)},

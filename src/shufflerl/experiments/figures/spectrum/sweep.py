@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.figures.base import Chosen, Family, Size, family, on
-from shufflerl.experiments.figures.lines import PE, SDP_PE
+from shufflerl.experiments.figures.lines import OPTIMISTIC, OPTIMISTIC_FREE, PE, SDP_PE
 
 ENV = "spectrum"
 EPSILON = 1.0
-LINES = (SDP_PE, PE)
+LINES = (OPTIMISTIC, OPTIMISTIC_FREE, SDP_PE, PE)
 EPISODES = {
     "full": (3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 10_000_000),
     "quick": (10_000, 100_000, 1_000_000),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shufflerl.experiments.cells import Cell
-from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family, on
+from shufflerl.experiments.figures.base import Chosen, Family, Size, chosen_settings, family, on, theory_settings
 from shufflerl.experiments.figures.lines import LINES, PE, SDP_PE
 
 ENV = "riverswim"
@@ -18,5 +18,5 @@ def families(size: Size) -> list[Family]:
 
 def cells(size: Size, chosen: Chosen) -> list[Cell]:
     """The chosen constants, and the paper's."""
-    literal = [own.setting(own.line.theory) for own in families(size) if own.line in LITERAL]
-    return on(size, chosen_settings(families(size), chosen) + literal)
+    literal = [own for own in families(size) if own.line in LITERAL]
+    return on(size, chosen_settings(families(size), chosen) + theory_settings(literal))

@@ -1,0 +1,107 @@
+"""Regret in every environment of the suite, how far optimistic is below its rivals, and where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shufflerl.checks import FloatArray
+from shufflerl.experiments import suite
+from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, number, shown
+from shufflerl.experiments.compare import LEVEL, RESAMPLES, SEED, Estimate
+from shufflerl.experiments.figures.base import Analysis, Evidence, Table
+from shufflerl.experiments.figures.suite.sweep import EPISODES, cells
+from shufflerl.experiments.suite import Contest, show
+from shufflerl.experiments.suite.analysis import CHAMPION, LEARNS, STRICT, Report
+
+#: How many times the champion's regret a rival's is claimed to be, and how much worse the champion may be anywhere.
+TIMES = 3.0
+WORSE = 1.1
+
+
+def analyse(evidence: Evidence) -> Analysis:
+    """Draw every contest, and judge the champion over all of them and in its worst."""
+    settings = {cell.key: cell.setting for cell in cells(evidence.size, {}) if cell.seed == 0}
+    report = suite.analyse(result for setting in settings.values() for result in evidence.runs.of(setting))
+    rivals = [name for name in report.learners if name != CHAMPION]
+    learned = [contest for contest in report.contests if contest.learned]
+    strict = [contest for contest in learned if contest.epsilon is not None and contest.epsilon <= STRICT]
+    regrets = {name: [_regrets(evidence, contest, name) for contest in strict] for name in report.learners}
+    claims = [
+        Claim(
+            OURS,
+            f"Over the suite {rival} has at least {TIMES:g} times the regret of optimistic at ε ≤ {STRICT:g} (geometric "
+            "mean over environments and budgets where somebody learns).",
+            times_over(regrets[rival], regrets[CHAMPION]),
+            f"At budgets where little can be learned in {EPISODES:,} episodes all learners lose nearly what acting at "
+            "random does, and ratios are near one. The table has each environment and budget.",
+        )
+        for rival in rivals
+    ]
+    claims.append(
+        Claim(
+            OURS,
+            f"In no environment and at no budget of the suite is optimistic more than {WORSE - 1:.0%} worse than SDP-PE "
+            "or UCBVI-JDP (mean regrets).",
+            nowhere_worse(report, rivals),
+            "In single environments a rival's way of trying things suits better, or its luck did: with so few seeds "
+            "means are uncertain by tens of percent. The table has the intervals.",
+        )
+    )
+    ratios = " and ".join(f"{standing.ratio:.1f} times for {standing.rival}" for standing in report.standings)
+    see = (
+        f"Each row is an environment, each column a budget; further left is better, and 1 is acting at random. At ε ≤ "
+        f"{STRICT:g} the regret is {ratios} that of optimistic, in the geometric mean where somebody learns. "
+        f"{len(report.contests) - len(learned)} of {len(report.contests)} rows are shaded: there nobody gets below "
+        f"{LEARNS:g} of acting at random in {EPISODES:,} episodes."
+    )
+    columns = ("environment", "ε", "acting at random", *report.learners, "")
+    rows = tuple(
+        (
+            contest.environment,
+            f"{contest.epsilon:g}",
+            number(contest.never),
+            *(shown(contest.lines[name].regret) for name in report.learners),
+            "" if contest.learned else "nobody learns",
+        )
+        for contest in report.contests
+    )
+    return Analysis(show.draw(report), see, tuple(claims), Table(columns, rows))
+
+
+def _regrets(evidence: Evidence, contest: Contest, name: str) -> FloatArray:
+    environment = suite.ENVIRONMENTS[contest.environment]
+    return evidence.runs.regrets(suite.CONTENDERS[name].setting(environment, contest.epsilon, contest.episodes))
+
+
+def times_over(larger: Sequence[FloatArray], smaller: Sequence[FloatArray]) -> Outcome:
+    """Claim: in the geometric mean over contests, means of the first are at least `TIMES` those of the second.
+
+    Values are [contest][seed]. Seeds are drawn anew within every contest for the interval, all of which must say so.
+    """
+    if not larger:
+        return Outcome(Verdict.NOT_HERE, "nobody learns anywhere")
+    rng = np.random.default_rng(SEED)
+    logs = np.zeros(RESAMPLES)
+    mean = 0.0
+    for large, small in zip(larger, smaller, strict=True):
+        mean += np.log(large.mean() / small.mean())
+        draws = rng.integers(len(large), size=(RESAMPLES, len(large)))  # paired: a seed gives both the same environment
+        logs += np.log(large[draws].mean(axis=1) / small[draws].mean(axis=1))
+    low, high = np.exp(np.quantile(logs / len(larger), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    ratio = Estimate(float(np.exp(mean / len(larger))), float(low), float(high))
+    numbers = f"{shown(ratio)} times, over {len(larger)} environments and budgets"
+    return Outcome(Verdict.HOLDS if low >= TIMES else Verdict.NOT_HERE, numbers)
+
+
+def nowhere_worse(report: Report, rivals: Sequence[str]) -> Outcome:
+    """Claim: the champion's mean regret is at most `WORSE` times every rival's in every contest."""
+    worst = {rival: min(report.contests, key=lambda contest: contest.ratio(rival)) for rival in rivals}
+    numbers = [
+        f"{rival}: at worst {1 / contest.ratio(rival):.2f} times its regret ({contest.environment}, ε = "
+        f"{contest.epsilon:g}: {shown(contest.lines[CHAMPION].regret)} against {shown(contest.lines[rival].regret)})"
+        for rival, contest in worst.items()
+    ]
+    held = all(WORSE * contest.ratio(rival) >= 1 for rival, contest in worst.items())
+    return Outcome(Verdict.HOLDS if held else Verdict.NOT_HERE, "; ".join(numbers))
