@@ -30,11 +30,11 @@ from shufflerl.seeding import Seed
 
 #: Bonuses are this much of a standard error times z. Less than one, since values add up over a path of rows that are
 #: all taken at their best, which no run of luck would do; more in looks, which are to find what was dismissed wrongly.
-OPTIMISM, OPTIMISM_IN_LOOKS = 0.5, 0.9
+OPTIMISM, OPTIMISM_IN_LOOKS = 0.5, 0.8
 #: Long batches, and how many deviations of a counter's noise the first of them has in users.
 _BATCHES, _DEVIATIONS = 59, 8.0
 #: A look follows every second long batch of at least this many times the first, and has this share of its users.
-_LONG, _LOOK = 12.0, 0.1
+_LONG, _LOOK = 8.0, 0.1
 
 
 class Optimistic(Learner):
@@ -106,7 +106,7 @@ def schedule(episodes: int, noise: float) -> tuple[IntArray, BoolArray]:
     """Sizes of all batches after the first, which add up to the episodes left, and which of them are looks.
 
     Long batches grow geometrically from 8 deviations of the noise (and 4 users), as many as there is room for; after
-    every second of those with 12 times as many users comes a look with a tenth of its users.
+    every second of those with 8 times as many users comes a look with a tenth of its users.
 
     >>> schedule(1000, 20.0)[0]
     array([160, 163, 165, 168, 171, 173])
