@@ -1,0 +1,299 @@
+"""A node: one user's device. It plays one episode, adds its noise, seals what it says, and says it once.
+
+`Node` is the whole of it for one user:
+
+    node = Node(gymnasium.make("shufflerl/RiverSwim-v0"), invitation, Terms(Budget(1.0, 1e-5)), token, folder)
+    receipt = node.participate()
+
+Before it plays it checks both signatures and computes from the announcement itself what taking part costs. Whether it
+reports, and how many messages it sends, depends on nothing that happened in the episode.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import msgspec
+import numpy as np
+
+from shufflerl.counts import Trajectories
+from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError
+from shufflerl.mdp import PolicyArray
+from shufflerl.network import crypto, wire
+from shufflerl.network.agreement import Agreement, Terms, UnacceptableError, understand
+from shufflerl.network.crypto import VerifyKey
+from shufflerl.network.outbox import Outbox, Parcel
+from shufflerl.network.wire import (
+    Announcement,
+    BatchStatus,
+    OpenBatch,
+    Opening,
+    Outcome,
+    Outcomes,
+    ProblemError,
+    Reason,
+    Report,
+    State,
+    Upload,
+    Verdict,
+)
+from shufflerl.privacy import randomness
+from shufflerl.privacy.ledger import Charge, Ledger
+from shufflerl.privacy.protocol import randomize
+
+
+class Environment(Protocol):
+    """A Gymnasium environment with discrete observations and actions, both counted from 0, and rewards in [0, 1]."""
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        ...
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take an action."""
+        ...
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a node must know beforehand, by a way it trusts: the run, where the shuffler is, and both public keys."""
+
+    task: bytes
+    shuffler: str
+    coordinator_key: VerifyKey
+    shuffler_key: VerifyKey
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An open batch whose signatures are right."""
+
+    agreement: Agreement
+    envelope_key: bytes
+
+
+def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
+    """The batch, if coordinator and shuffler both signed it and it is of the run the node was invited to."""
+    said = invitation.coordinator_key.verify(Announcement, batch.announcement)
+    opening = invitation.shuffler_key.verify(Opening, batch.opening)
+    agreement = understand(batch.announcement.payload)
+    if said.task != invitation.task or opening.announcement != agreement.digest:
+        raise UnacceptableError(
+            "The shuffler offers a batch of another run, or a key made for another batch; this node does not take part. "
+            "Check the task in its invitation."
+        )
+    return Checked(agreement, opening.envelope_key)
+
+
+def play(env: Environment, agreement: Agreement) -> Trajectories:
+    """One episode under a policy drawn from the batch's mixture.
+
+    An environment that ends early stays in the last state of the problem, where nothing is paid, as the Gymnasium
+    bridge has it. A reward between 0 and 1 becomes a bit with that probability.
+    """
+    query, mixture = agreement.protocol.query, agreement.batch.mixture
+    (drawn,) = random.SystemRandom().choices(range(len(mixture.weights)), mixture.weights.tolist())
+    policy: PolicyArray = mixture.policies[drawn]
+    states, actions, rewards = (np.zeros((1, query.horizon), dtype=np.int64) for _ in range(3))
+    observation, _ = env.reset()
+    over = False
+    for h in range(query.horizon):
+        state = query.n_states - 1 if over else int(observation)
+        if not 0 <= state < query.n_states:
+            raise InvalidInputError(f"The environment is in state {state}; the batch is for {query.n_states} states.")
+        states[0, h], actions[0, h] = state, policy[h, state]
+        if not over:
+            observation, reward, terminated, truncated, _ = env.step(policy[h, state])
+            rewards[0, h] = _bit(float(reward))
+            over = bool(terminated or truncated)
+    return Trajectories(states, actions, rewards)
+
+
+def _bit(reward: float) -> bool:
+    if not 0 <= reward <= 1:
+        raise InvalidInputError(f"The environment paid {reward:g}; expected a reward in [0, 1]. Rescale its rewards.")
+    return bool(randomness.bernoulli(Fraction(reward), 1)[0])
+
+
+def within_support(agreement: Agreement, trajectory: Trajectories) -> Trajectories:
+    """The trajectory with every move that the announced support rules out led to the first state that it allows.
+
+    A node must not stay silent about such moves: whether it reports would then depend on what its user did, and a
+    coordinator could announce a support to find out.
+    """
+    support = agreement.protocol.query.support
+    if support is None:
+        return trajectory
+    states = trajectory.states.copy()
+    for h in range(states.shape[1] - 1):
+        allowed = support[h, states[0, h], trajectory.actions[0, h]]
+        if not allowed[states[0, h + 1]]:
+            states[0, h + 1] = int(np.flatnonzero(allowed)[0])
+    return Trajectories(states, trajectory.actions, trajectory.rewards)
+
+
+def make_report(checked: Checked, trajectory: Trajectories, token: bytes) -> Report:
+    """Randomize one episode, seal each tag to the coordinator and all of them to the shuffler."""
+    return seal_report(checked, randomize_episode(checked.agreement, trajectory), token)
+
+
+def randomize_episode(agreement: Agreement, trajectory: Trajectories) -> list[int]:
+    """An episode's tags and noise, from the operating system's random source."""
+    tags: list[int] = randomize(agreement.protocol, within_support(agreement, trajectory)).tolist()
+    return tags
+
+
+def seal_report(checked: Checked, tags: list[int], token: bytes) -> Report:
+    """Tags as a report: each sealed by itself, equally long, and all in one envelope with the token."""
+    agreement = checked.agreement
+    key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
+    sealed = [crypto.seal(key, info, tag.to_bytes(wire.TAG_BYTES)) for tag in tags]
+    report_id = crypto.report_id(agreement.announcement.task, token)
+    envelope = crypto.seal(
+        crypto.public_box_key(checked.envelope_key), agreement.envelope_info(report_id), token + b"".join(sealed)
+    )
+    return Report(report_id=report_id, envelope=envelope)
+
+
+def charge(terms: Terms, agreement: Agreement) -> Charge:
+    """What taking part costs, by the node's own figures."""
+    return Charge(terms.honest_noise(agreement), agreement.protocol.query.changed_counters)
+
+
+#: Verdicts after which there is nothing more to send. A token that is spent was spent by this very report.
+def settled(outcome: Outcome) -> str:
+    """The verdict to note for an outcome; an error if it is worth trying again."""
+    if outcome.verdict in (Verdict.accepted, Verdict.duplicate):
+        return Verdict.accepted
+    assert outcome.problem is not None
+    reason = outcome.problem.type.rpartition(":")[2]
+    return Verdict.accepted if reason == Reason.replayed else f"refused: {reason}"
+
+
+class Backoff:
+    """Growing waits with random parts, so that many nodes do not come back at once."""
+
+    def __init__(self, first: float = 0.1, most: float = 30.0) -> None:
+        self._first, self._most, self._next = first, most, first
+
+    def wait(self) -> float:
+        """Seconds to wait now."""
+        now, self._next = self._next, min(2 * self._next, self._most)
+        return now * (0.5 + secrets.randbelow(1000) / 1000)
+
+    def reset(self) -> None:
+        """It went well."""
+        self._next = self._first
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What became of a node's participation."""
+
+    batch: int
+    verdict: str
+
+
+class Node:
+    """One user's participation in one run; its folder remembers that, so that it happens once."""
+
+    def __init__(
+        self, env: Environment, invitation: Invitation, terms: Terms, token: bytes, folder: Path, *, name: str = "node"
+    ) -> None:
+        if len(token) != wire.TOKEN_BYTES:
+            raise InvalidInputError(f"The token has {len(token)} bytes; expected the {wire.TOKEN_BYTES} it was issued.")
+        self._env = env
+        self._invitation = invitation
+        self._terms = terms
+        self._token = token
+        self._name = name
+        self._outbox = Outbox(folder / "outbox.db")
+        self._ledger = Ledger("node", terms.budget, folder / "ledger.db")
+        self._client = httpx.Client(base_url=invitation.shuffler, timeout=30.0, trust_env=False)
+
+    def participate(self, *, timeout: float = 3600.0) -> Receipt:
+        """Wait for a batch with room, play, and report. Called again after a crash, it sends what it had prepared."""
+        deadline = time.monotonic() + timeout
+        parcel = self._outbox.get(self._name, self._invitation.task)
+        if parcel is None:
+            parcel = self._prepare(self._wait_for_batch(deadline))
+        if parcel.verdict is not None:
+            raise ContractError(
+                f"This node has taken part in the run already (batch {parcel.batch}, {parcel.verdict}); it does so once."
+            )
+        return self._deliver(parcel, deadline)
+
+    def _wait_for_batch(self, deadline: float) -> Checked:
+        backoff = Backoff(most=5.0)
+        task = self._invitation.task.hex()
+        while True:
+            try:
+                status = msgspec.json.decode(self._get(f"/v1/tasks/{task}/status"), type=BatchStatus)
+                if status.state == State.open and status.accepted < status.users:
+                    batch = wire.decode(OpenBatch, self._get(f"/v1/tasks/{task}/batch"))
+                    return check_signatures(self._invitation, batch)
+                trouble = f"batch {status.batch} is {status.state}"
+            except (httpx.HTTPError, ProblemError, msgspec.DecodeError) as reason:
+                if isinstance(reason, ProblemError) and reason.reason == Reason.unauthorized:
+                    raise
+                trouble = str(reason)
+            self._pause(backoff, deadline, f"No batch was open in time; the last was: {trouble}")
+
+    def _prepare(self, checked: Checked) -> Parcel:
+        """Check the terms, charge the ledger, and only then play; the report is on disk before it is sent."""
+        said = checked.agreement.announcement
+        self._terms.check(checked.agreement)
+        self._ledger.record(f"run {said.task.hex()}", charge(self._terms, checked.agreement), cohort="this node")
+        report = make_report(checked, play(self._env, checked.agreement), self._token)
+        parcel = Parcel(self._name, said.task, said.batch, said.attempt, wire.encode(report))
+        self._outbox.put([parcel])
+        return parcel
+
+    def _deliver(self, parcel: Parcel, deadline: float) -> Receipt:
+        assert parcel.report is not None
+        report = wire.decode(Report, parcel.report)
+        upload = wire.encode(Upload(batch=parcel.batch, attempt=parcel.attempt, reports=[report]))
+        backoff = Backoff()
+        while True:
+            try:
+                answer = self._client.post(
+                    f"/v1/tasks/{parcel.task.hex()}/reports", content=upload, headers={"content-type": wire.MEDIA_TYPE}
+                )
+                if answer.status_code == 200:
+                    (outcome,) = wire.decode(Outcomes, answer.content).outcomes
+                    verdict = settled(outcome)
+                    self._outbox.settle([(parcel.node, parcel.task, verdict)])
+                    return Receipt(parcel.batch, verdict)
+                trouble = f"the shuffler answered {answer.status_code}: {answer.text[:200]}"
+            except (httpx.HTTPError, ProblemError, ValueError) as reason:
+                trouble = str(reason)
+            self._pause(backoff, deadline, f"The report could not be delivered in time ({trouble}); it is kept")
+
+    def _get(self, path: str) -> bytes:
+        answer = self._client.get(path)
+        if answer.status_code != 200:
+            raise ProblemError(Reason.busy, f"the shuffler answered {answer.status_code}: {answer.text[:200]}")
+        return answer.content
+
+    def _pause(self, backoff: Backoff, deadline: float, otherwise: str) -> None:
+        wait = backoff.wait()
+        if time.monotonic() + wait > deadline:
+            raise TimeLimitError(f"{otherwise}. Try again later.")
+        time.sleep(wait)
+
+    def close(self) -> None:
+        """Let go of the files and the connection."""
+        self._client.close()
+        self._outbox.close()
+        self._ledger.close()
+
+
+class TimeLimitError(ShuffleRLError):
+    """Nothing went wrong, but it did not happen in the time given."""
