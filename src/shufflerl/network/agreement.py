@@ -105,7 +105,9 @@ def understand(payload: bytes) -> Agreement:
     try:
         return _understood(said, payload)
     except (InvalidInputError, ValueError, OverflowError) as reason:
-        raise ProblemError(Reason.malformed, f"The announcement of batch {said.batch} makes no sense: {reason}") from None
+        raise ProblemError(
+            Reason.malformed, f"The announcement of batch {said.batch} makes no sense: {reason}"
+        ) from None
 
 
 def _understood(said: Announcement, payload: bytes) -> Agreement:
@@ -171,9 +173,10 @@ class Terms:
             )
         delta = privacy_loss(self.honest_noise(agreement), changed).delta(self.budget.epsilon)
         if delta > self.budget.delta:
+            needed = noise_for(self.budget, agreement.protocol.query, self.honest_fraction)
             raise UnacceptableError(
                 f"Batch {said.batch} has noise of mean {said.noise_mean:g} on each counter, of which the honest "
                 f"{self.honest_fraction:g} suffice for delta {delta:.3g} at epsilon {self.budget.epsilon:g}; this node "
                 f"was told to accept no more than {self.budget.delta:g}. It does not take part; the coordinator must "
-                f"announce a mean of at least {noise_for(self.budget, agreement.protocol.query, self.honest_fraction).mean:.6g}."
+                f"announce a mean of at least {needed.mean:.6g}."
             )

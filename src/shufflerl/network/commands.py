@@ -137,7 +137,9 @@ def status(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
         return
     typer.echo(f"task      {said['task']}")
     typer.echo(f"learner   {said['learner']}, {said['episodes_played']:,} of {said['episodes']:,} episodes played")
-    typer.echo(f"budget    epsilon {said['epsilon_spent']:.4g} of {said['epsilon_budget']:g} spent, delta {said['delta']:g}")
+    typer.echo(
+        f"budget    epsilon {said['epsilon_spent']:.4g} of {said['epsilon_budget']:g} spent, delta {said['delta']:g}"
+    )
     typer.echo(f"messages  {said['messages']:,} opened, {said['invalid_messages']:,} left out")
     typer.echo(f"now       {said['why']}")
 

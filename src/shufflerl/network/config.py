@@ -160,5 +160,3 @@ def address(listen: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise InvalidInputError(f"listen is {listen!r}; expected host:port, such as 127.0.0.1:8741.")
     return host.strip("[]"), int(port)
-
-

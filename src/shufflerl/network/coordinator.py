@@ -166,9 +166,7 @@ class Coordinator:
 
     def command(self, number: int, attempt: int, action: Action, chunk: int = 0) -> Signed:
         """A signed request about a released batch."""
-        return self.identity.sign(
-            Command(task=self.task, batch=number, attempt=attempt, action=action, chunk=chunk)
-        )
+        return self.identity.sign(Command(task=self.task, batch=number, attempt=attempt, action=action, chunk=chunk))
 
     def reopen(self) -> None:
         """The shuffler aborted the batch: announce it again, to other users, with a new key. Nothing was released."""

@@ -133,8 +133,8 @@ class CoordinatorServer:
         elif heard.state == State.scrubbed:
             raise ProblemError(
                 Reason.gone,
-                f"The shuffler has scrubbed batch {number}, from which this coordinator has not learned. Was its folder "
-                "restored from an old backup? The run cannot go on; begin another with other users.",
+                f"The shuffler has scrubbed batch {number}, from which this coordinator has not learned. Was its "
+                "folder restored from an old backup? The run cannot go on; begin another with other users.",
             )
         return self._poll
 
@@ -191,7 +191,7 @@ class CoordinatorServer:
                 f"Batch {heard.batch} waits for users: {heard.accepted:,} of {heard.users:,} reports are in, "
                 f"{heard.users - heard.accepted:,} are missing. In {heard.seconds_left:.0f} s its time is up{more}."
             )
-        return f"Batch {heard.batch} is {heard.state}; its {heard.users:,} reports are being mixed, opened or learned from."
+        return f"Batch {heard.batch} is {heard.state}; its {heard.users:,} reports are being mixed, opened or counted."
 
     async def _show_status(self, _: Request) -> Response:
         return http.as_json(self.describe())

@@ -149,7 +149,9 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
 def run(setting: Demo, folder: Path | None = None, *, quiet: bool = False) -> dict[str, Any]:
     """Learn from the users, and tell what came of it."""
     with contextlib.ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shufflerl-"))) if folder is None else folder
+        place = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shufflerl-"))) if folder is None else folder
+        )
         place.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         parts = stack.enter_context(system(setting, place))
@@ -184,7 +186,9 @@ def _watch(client: httpx.Client, parts: dict[str, Any], *, quiet: bool) -> None:
                 code = parts[name].process.poll()
                 if code is not None and (name != "fleet" or code != 0):
                     last = parts[name].log.read_text(errors="replace").strip()[-500:]
-                    raise LostWorkersError(f"The {name} ended with code {code} before the run did. It last said: {last}")
+                    raise LostWorkersError(
+                        f"The {name} ended with code {code} before the run did. It last said: {last}"
+                    )
             time.sleep(0.1)
 
 
@@ -241,7 +245,10 @@ def policy_text(policy: dict[str, Any]) -> str:
     """The likeliest policy of a mixture: a line per step, an action per state."""
     heaviest = int(np.argmax(policy["weights"]))
     share = policy["weights"][heaviest]
-    lines = [f"step {step}: {' '.join(str(action) for action in row)}" for step, row in enumerate(policy["policies"][heaviest], 1)]
+    lines = [
+        f"step {step}: {' '.join(str(action) for action in row)}"
+        for step, row in enumerate(policy["policies"][heaviest], 1)
+    ]
     if len(policy["weights"]) > 1:
         lines.append(f"(given to {share:.0%} of users; the others have one of {len(policy['weights']) - 1} more)")
     return "\n".join(lines)
@@ -254,7 +261,8 @@ def told(figures: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"{figures['users']:,} users taught {figures['learner']} {figures['environment']} in "
-            f"{len(figures['batches'])} batches, {figures['seconds']:.0f} s, {figures['reports_per_second']:,.0f} reports/s.",
+            f"{len(figures['batches'])} batches, {figures['seconds']:.0f} s, "
+            f"{figures['reports_per_second']:,.0f} reports/s.",
             "",
             "Learned policy (rows are steps, columns states, entries actions)",
             policy_text(figures["policy"]),
@@ -268,8 +276,8 @@ def told(figures: dict[str, Any]) -> str:
             "  a node       its own episode, and nothing of any other",
             f"  shuffler     {saw['shuffler']['reports']:,} reports and where they came from, "
             f"{saw['shuffler']['bytes'] / 1e6:,.1f} MB sealed; not one message in clear",
-            f"  coordinator  {saw['coordinator']['messages']:,} messages in random order, true and noise alike; not one "
-            "origin",
+            f"  coordinator  {saw['coordinator']['messages']:,} messages in random order, true and noise alike; "
+            "not one origin",
             "",
             "Peak memory: " + ", ".join(f"{name} {mb:.0f} MB" for name, mb in memory.items() if mb is not None),
         ]

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shufflerl.errors import StorageError
 from shufflerl.network import wire
@@ -22,6 +23,8 @@ from shufflerl.network.wire import Message, ProblemError, Reason
 
 #: Seconds a client has to send a whole body.
 BODY_SECONDS = 20.0
+#: Seconds a client has to send the head of a request.
+HEADER_SECONDS = 10.0
 
 log = logging.getLogger("shufflerl.network")
 
@@ -140,6 +143,37 @@ def event(name: str, **fields: Any) -> None:
     log.info(name, extra={"fields": fields})
 
 
+class _Patient(HttpToolsProtocol):
+    """Ends connections that take too long to say what they want: header bytes that trickle in would hold them open."""
+
+    _asking: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        if self._asking is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait_for_headers()
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_headers(self) -> None:
+        self._asking = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+
 def serve(app: Starlette, host: str, port: int, ready: Callable[[int], None] | None = None) -> None:
     """Serve until told to stop (SIGTERM or Ctrl-C), then finish what is under way."""
     handler = logging.StreamHandler(sys.stderr)
@@ -152,6 +186,7 @@ def serve(app: Starlette, host: str, port: int, ready: Callable[[int], None] | N
         app,
         host=host,
         port=port,
+        http=_Patient,
         access_log=False,  # an access log would hold addresses
         log_config=None,
         server_header=False,

@@ -86,8 +86,8 @@ def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
     agreement = understand(batch.announcement.payload)
     if said.task != invitation.task or opening.announcement != agreement.digest:
         raise UnacceptableError(
-            "The shuffler offers a batch of another run, or a key made for another batch; this node does not take part. "
-            "Check the task in its invitation."
+            "The shuffler offers a batch of another run, or a key made for another batch; this node does not take "
+            "part. Check the task in its invitation."
         )
     return Checked(agreement, opening.envelope_key)
 
@@ -167,9 +167,8 @@ def charge(terms: Terms, agreement: Agreement) -> Charge:
     return Charge(terms.honest_noise(agreement), agreement.protocol.query.changed_counters)
 
 
-#: Verdicts after which there is nothing more to send. A token that is spent was spent by this very report.
 def settled(outcome: Outcome) -> str:
-    """The verdict to note for an outcome; an error if it is worth trying again."""
+    """The verdict to note for an outcome. A token that is spent was spent by this very report, as nodes make one."""
     if outcome.verdict in (Verdict.accepted, Verdict.duplicate):
         return Verdict.accepted
     assert outcome.problem is not None
@@ -226,7 +225,8 @@ class Node:
             parcel = self._prepare(self._wait_for_batch(deadline))
         if parcel.verdict is not None:
             raise ContractError(
-                f"This node has taken part in the run already (batch {parcel.batch}, {parcel.verdict}); it does so once."
+                f"This node has taken part in the run already (batch {parcel.batch}, {parcel.verdict}); it "
+                "does so once."
             )
         return self._deliver(parcel, deadline)
 

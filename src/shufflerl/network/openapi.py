@@ -72,9 +72,7 @@ SHUFFLER = _described(
             "get": _operation("How the last batch is doing.", _answer("Its status.", "BatchStatus"), task=True)
         },
         "/v1/tasks/{task}/reports": {
-            "post": _operation(
-                "Send reports.", _answer("Outcomes.", media=wire.MEDIA_TYPE), takes="Upload", task=True
-            )
+            "post": _operation("Send reports.", _answer("Outcomes.", media=wire.MEDIA_TYPE), takes="Upload", task=True)
         },
         "/v1/announcements": {
             "post": _operation("Open a batch.", _answer("Its status.", "BatchStatus"), takes="signed Announcement")

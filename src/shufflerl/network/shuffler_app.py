@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -181,7 +180,9 @@ class _Figures(Collector):
         batches.add_metric(["accepted"], sum(batch.accepted for batch in unfinished))
         batches.add_metric(["wanted"], sum(batch.users for batch in unfinished))
         yield batches
-        yield GaugeMetricFamily("shufflerl_trouble", "1 while the disk gives trouble.", value=bool(self._shuffler.trouble))
+        yield GaugeMetricFamily(
+            "shufflerl_trouble", "1 while the disk gives trouble.", value=bool(self._shuffler.trouble)
+        )
 
 
 def _task(request: Request) -> bytes:
@@ -190,6 +191,3 @@ def _task(request: Request) -> bytes:
 
 async def _signed(request: Request) -> Signed:
     return wire.decode(Signed, await http.read_body(request, MOST_COMMAND))
-
-
-

@@ -7,13 +7,14 @@ the first release of a batch stands.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shufflerl.errors import ContractError, StorageError
+from shufflerl.errors import ContractError
 from shufflerl.network import database, faults
 from shufflerl.network.wire import Reason, State
 
@@ -162,8 +163,8 @@ class SQLiteStore(Store):
     def _rows(self, where: str, arguments: tuple[object, ...]) -> list[BatchRow]:
         found = self._db.execute(f"SELECT {_COLUMNS} FROM batches {where}", arguments)
         return [
-            BatchRow(BatchId(*row[:3]), *row[3:7], State(row[7]), *row[8:])  # in the order of _COLUMNS
-            for row in found
+            BatchRow(BatchId(task, number, attempt), users, announcement, opening, deadline, State(state), *counts)
+            for task, number, attempt, users, announcement, opening, deadline, state, *counts in found
         ]
 
     def key(self, id: BatchId) -> bytes | None:
@@ -282,31 +283,15 @@ class SQLiteStore(Store):
         for table in ("reports", "keys"):
             self._db.execute(f"DELETE FROM {table} WHERE {_THIS}", _args(id))
 
-    def _stored(self) -> _Stored:
-        return _Stored(self._db, self.path)
-
-
-class _Stored:
-    """A transaction whose failures are storage errors."""
-
-    def __init__(self, db: sqlite3.Connection, path: Path | None) -> None:
-        self._transaction, self._path = database.transaction(db), path
-
-    def __enter__(self) -> None:
+    @contextlib.contextmanager
+    def _stored(self) -> Iterator[None]:
+        """A transaction whose failures are storage errors."""
         try:
-            self._transaction.__enter__()
+            with database.transaction(self._db):
+                yield
         except sqlite3.Error as reason:
-            raise database.explained(reason, self._path) from None
-
-    def __exit__(self, *raised: object) -> None:
-        try:
-            self._transaction.__exit__(*raised)  # type: ignore[arg-type]
-        except sqlite3.Error as reason:
-            raise database.explained(reason, self._path) from None
+            raise database.explained(reason, self.path) from None
 
 
 def _args(id: BatchId) -> tuple[bytes, int, int]:
     return id.task, id.number, id.attempt
-
-
-__all__ = ["BatchId", "BatchRow", "SQLiteStore", "StorageError", "Store"]

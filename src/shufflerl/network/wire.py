@@ -273,9 +273,7 @@ def decode(kind: type[AnyMessage], data: bytes) -> AnyMessage:
                 Reason.unsupported_version,
                 f"This is a {kind.__name__} of version {version}; version {VERSION} is spoken here. Update the older.",
             ) from None
-        raise ProblemError(
-            Reason.malformed, f"This is not a {kind.__name__} of version {VERSION}: {reason}."
-        ) from None
+        raise ProblemError(Reason.malformed, f"This is not a {kind.__name__} of version {VERSION}: {reason}.") from None
 
 
 def task_from_text(text: str) -> bytes:
