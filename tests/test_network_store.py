@@ -178,8 +178,8 @@ def test_another_roles_file_is_refused(tmp_path: Path) -> None:
 
 def test_every_commit_is_synchronous(tmp_path: Path) -> None:
     db = database.connect(tmp_path / "a.db", "x", [])
-    pragmas = {name: db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode", "secure_delete")}
+    pragmas = {
+        name: db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode", "secure_delete")
+    }
     assert pragmas == {"synchronous": 2, "journal_mode": "wal", "secure_delete": 1}
     db.close()
-
-
