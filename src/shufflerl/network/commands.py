@@ -34,7 +34,7 @@ class Overdue(StrEnum):
 def _installed() -> None:
     try:
         import cryptography.hazmat.primitives.hpke  # noqa: F401
-        import httpx  # noqa: F401
+        import httpx2  # noqa: F401
         import msgspec  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -158,12 +158,12 @@ def policy(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
 
 def _ask(at: str, path: str) -> dict[str, Any]:
     _installed()
-    import httpx
+    import httpx2
 
     try:
-        answer = httpx.get(f"{at.rstrip('/')}{path}", timeout=10.0, trust_env=False)
+        answer = httpx2.get(f"{at.rstrip('/')}{path}", timeout=10.0, trust_env=False)
         said: dict[str, Any] = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as reason:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as reason:
         raise StorageError(f"The coordinator at {at} does not answer ({reason}); is it running? See --at.") from None
     if answer.status_code != 200:
         raise StorageError(f"The coordinator at {at} refuses: {said.get('detail', answer.status_code)}")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -84,12 +84,12 @@ class CoordinatorServer:
     async def _drive(self) -> None:
         """Step until the run is over; whatever goes wrong is told and tried again."""
         wait = FIRST_RETRY
-        async with httpx.AsyncClient(base_url=self._address, timeout=60.0, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=self._address, timeout=60.0, trust_env=False) as client:
             while True:
                 try:
                     idle = await self._step(client)
                     wait, self._trouble = FIRST_RETRY, None
-                except (httpx.HTTPError, *TROUBLE) as reason:
+                except (httpx2.HTTPError, *TROUBLE) as reason:
                     if self._trouble is None:
                         http.event("trouble", detail=str(reason) or type(reason).__name__)
                     self._trouble = f"{type(reason).__name__}: {reason}"
@@ -97,7 +97,7 @@ class CoordinatorServer:
                 self._status = await self._alone(self._summary)
                 await asyncio.sleep(idle)
 
-    async def _step(self, client: httpx.AsyncClient) -> float:
+    async def _step(self, client: httpx2.AsyncClient) -> float:
         """One step of the run; returns how long to wait before the next."""
         run = self._coordinator
         for number, attempt in await self._alone(run.unacknowledged):
@@ -138,7 +138,7 @@ class CoordinatorServer:
             )
         return self._poll
 
-    async def _ask(self, client: httpx.AsyncClient, path: str, signed: Signed) -> httpx.Response:
+    async def _ask(self, client: httpx2.AsyncClient, path: str, signed: Signed) -> httpx2.Response:
         answer = await client.post(path, content=wire.encode(signed), headers={"content-type": wire.MEDIA_TYPE})
         _raise_problem(answer)
         return answer
@@ -251,7 +251,7 @@ class _Figures(Collector):
         yield GaugeMetricFamily("shufflerl_trouble", "1 while a step fails.", value=now["trouble"] is not None)
 
 
-def _raise_problem(answer: httpx.Response) -> None:
+def _raise_problem(answer: httpx2.Response) -> None:
     if answer.status_code == 200:
         return
     try:

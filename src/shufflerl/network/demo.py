@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 
 from shufflerl import envs
@@ -155,7 +155,7 @@ def run(setting: Demo, folder: Path | None = None, *, quiet: bool = False) -> di
         place.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         parts = stack.enter_context(system(setting, place))
-        with httpx.Client(base_url=parts["coordinator_at"], timeout=30.0, trust_env=False) as client:
+        with httpx2.Client(base_url=parts["coordinator_at"], timeout=30.0, trust_env=False) as client:
             learning = time.monotonic()
             _watch(client, parts, quiet=quiet)
             seconds = time.monotonic() - learning
@@ -165,7 +165,7 @@ def run(setting: Demo, folder: Path | None = None, *, quiet: bool = False) -> di
         return figures
 
 
-def _watch(client: httpx.Client, parts: dict[str, Any], *, quiet: bool) -> None:
+def _watch(client: httpx2.Client, parts: dict[str, Any], *, quiet: bool) -> None:
     """Show progress until the run is over; give up if a role ended."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -192,12 +192,12 @@ def _watch(client: httpx.Client, parts: dict[str, Any], *, quiet: bool) -> None:
             time.sleep(0.1)
 
 
-def _figures(setting: Demo, client: httpx.Client, parts: dict[str, Any]) -> dict[str, Any]:
+def _figures(setting: Demo, client: httpx2.Client, parts: dict[str, Any]) -> dict[str, Any]:
     status = client.get("/v1/status").json()
     policy = client.get("/v1/policy").json()
     certificate = client.get("/v1/certificate").json()
     batches = client.get("/v1/batches").json()["batches"]
-    metrics = httpx.get(f"{parts['shuffler_at']}/metrics", trust_env=False).text
+    metrics = httpx2.get(f"{parts['shuffler_at']}/metrics", trust_env=False).text
     fleet = parts["fleet"].heard()
     mdp = envs.make(setting.env, 0)
     assert isinstance(mdp, MDP)

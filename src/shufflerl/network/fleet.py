@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 import msgspec
 
 from shufflerl.network import http, wire
@@ -112,8 +112,8 @@ class Fleet:
         used = {int(parcel.node): parcel for parcel in self._outbox.of_run(task)}
         charged = set(self._ledger.releases)  # a node that was charged but has no parcel lost its turn in a crash
         waiting = [number for number in range(len(self._tokens)) if self._charge_name(number) not in charged]
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        async with httpx2.AsyncClient(
             base_url=self._invitation.shuffler, timeout=60.0, limits=limits, trust_env=False
         ) as client:
             again = [parcel for parcel in used.values() if parcel.verdict is None]
@@ -123,7 +123,7 @@ class Fleet:
                 try:
                     wanted, batch = await self._open_batch(client)
                     backoff.reset()
-                except (httpx.HTTPError, wire.ProblemError, msgspec.DecodeError):
+                except (httpx2.HTTPError, wire.ProblemError, msgspec.DecodeError):
                     await asyncio.sleep(backoff.wait())
                     continue
                 if wanted == 0:
@@ -132,7 +132,7 @@ class Fleet:
                 sent, waiting = waiting[:wanted], waiting[wanted:]
                 await self._answer(client, batch, sent, progress)
 
-    async def _open_batch(self, client: httpx.AsyncClient) -> tuple[int, bytes]:
+    async def _open_batch(self, client: httpx2.AsyncClient) -> tuple[int, bytes]:
         """How many reports the current batch wants, and that batch."""
         task = self._invitation.task.hex()
         answer = await client.get(f"/v1/tasks/{task}/status")
@@ -145,7 +145,7 @@ class Fleet:
         return status.users - status.accepted, answer.content
 
     async def _answer(
-        self, client: httpx.AsyncClient, batch: bytes, nodes: list[int], progress: Callable[[int], None] | None
+        self, client: httpx2.AsyncClient, batch: bytes, nodes: list[int], progress: Callable[[int], None] | None
     ) -> None:
         """Let these nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
         agreement = _checked(batch, self._invitation).agreement
@@ -179,7 +179,7 @@ class Fleet:
         await asyncio.to_thread(self._outbox.settle, verdicts)
         return [None] * len(verdicts)
 
-    async def _deliver(self, client: httpx.AsyncClient, parcel: Parcel, progress: Callable[[int], None] | None) -> None:
+    async def _deliver(self, client: httpx2.AsyncClient, parcel: Parcel, progress: Callable[[int], None] | None) -> None:
         """Send until there is a verdict; always the same bytes."""
         assert parcel.report is not None
         report = wire.decode(Report, parcel.report)
@@ -196,7 +196,7 @@ class Fleet:
                 if answer.status_code == 200:
                     (outcome,) = wire.decode(Outcomes, answer.content).outcomes
                     break
-            except (httpx.HTTPError, wire.ProblemError, ValueError):
+            except (httpx2.HTTPError, wire.ProblemError, ValueError):
                 pass  # nothing is known of it; the same bytes again
             await asyncio.sleep(backoff.wait())
         verdict = settled(outcome)

@@ -174,14 +174,19 @@ class _Patient(HttpToolsProtocol):
             self._asking = None
 
 
-def serve(app: Starlette, host: str, port: int, ready: Callable[[int], None] | None = None) -> None:
-    """Serve until told to stop (SIGTERM or Ctrl-C), then finish what is under way."""
+def serve(app: Starlette, host: str, port: int, ready: Callable[[int], None]) -> None:
+    """Serve until told to stop (SIGTERM or Ctrl-C), then finish what is under way; `ready` is told the port."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     log.setLevel(logging.INFO)
+    server(app, host, port, ready).run()
+
+
+def server(app: Starlette, host: str, port: int, ready: Callable[[int], None]) -> uvicorn.Server:
+    """A server that is not running yet."""
     config = uvicorn.Config(
         app,
         host=host,
@@ -198,7 +203,7 @@ def serve(app: Starlette, host: str, port: int, ready: Callable[[int], None] | N
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[Any] | None = None) -> None:
             await super().startup(sockets=sockets)
-            if self.started and ready is not None:
+            if self.started:
                 ready(self.servers[0].sockets[0].getsockname()[1])
 
-    Server(config).run()
+    return Server(config)

@@ -19,7 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
+import httpx2
 import msgspec
 import numpy as np
 
@@ -215,7 +215,7 @@ class Node:
         self._name = name
         self._outbox = Outbox(folder / "outbox.db")
         self._ledger = Ledger("node", terms.budget, folder / "ledger.db")
-        self._client = httpx.Client(base_url=invitation.shuffler, timeout=30.0, trust_env=False)
+        self._client = httpx2.Client(base_url=invitation.shuffler, timeout=30.0, trust_env=False)
 
     def participate(self, *, timeout: float = 3600.0) -> Receipt:
         """Wait for a batch with room, play, and report. Called again after a crash, it sends what it had prepared."""
@@ -240,7 +240,7 @@ class Node:
                     batch = wire.decode(OpenBatch, self._get(f"/v1/tasks/{task}/batch"))
                     return check_signatures(self._invitation, batch)
                 trouble = f"batch {status.batch} is {status.state}"
-            except (httpx.HTTPError, ProblemError, msgspec.DecodeError) as reason:
+            except (httpx2.HTTPError, ProblemError, msgspec.DecodeError) as reason:
                 if isinstance(reason, ProblemError) and reason.reason == Reason.unauthorized:
                     raise
                 trouble = str(reason)
@@ -272,7 +272,7 @@ class Node:
                     self._outbox.settle([(parcel.node, parcel.task, verdict)])
                     return Receipt(parcel.batch, verdict)
                 trouble = f"the shuffler answered {answer.status_code}: {answer.text[:200]}"
-            except (httpx.HTTPError, ProblemError, ValueError) as reason:
+            except (httpx2.HTTPError, ProblemError, ValueError) as reason:
                 trouble = str(reason)
             self._pause(backoff, deadline, f"The report could not be delivered in time ({trouble}); it is kept")
 

@@ -9,8 +9,8 @@ import msgspec
 from shufflerl import __version__
 from shufflerl.network import wire
 
-_JSON_KINDS = (wire.BatchStatus, wire.ProblemDetail)
-_, _components = msgspec.json.schema_components(_JSON_KINDS, ref_template="#/components/schemas/{name}")
+_KINDS = (wire.BatchStatus, wire.ProblemDetail, wire.Upload, wire.Signed)
+_, _components = msgspec.json.schema_components(_KINDS, ref_template="#/components/schemas/{name}")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _PROBLEM = {
     "description": "A problem (RFC 9457).",
@@ -32,13 +32,15 @@ def _answer(description: str, kind: str | None = None, media: str = "application
     return {"description": description, "content": {media: content}}
 
 
-def _operation(summary: str, answer: dict[str, Any], *, takes: str | None = None, task: bool = False) -> dict[str, Any]:
+def _operation(
+    summary: str, answer: dict[str, Any], *, takes: type[wire.Message] | None = None, task: bool = False
+) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": summary, "responses": {"200": answer, "4XX": _PROBLEM, "5XX": _PROBLEM}}
     if takes is not None:
         operation["requestBody"] = {
             "required": True,
-            "description": f"A {takes}; see docs/wire.md.",
-            "content": {wire.MEDIA_TYPE: _BINARY},
+            "description": "As MessagePack, bytes as bytes; see docs/wire.md.",
+            "content": {wire.MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{takes.__name__}"}}},
         }
     if task:
         operation["parameters"] = [_TASK]
@@ -72,18 +74,18 @@ SHUFFLER = _described(
             "get": _operation("How the last batch is doing.", _answer("Its status.", "BatchStatus"), task=True)
         },
         "/v1/tasks/{task}/reports": {
-            "post": _operation("Send reports.", _answer("Outcomes.", media=wire.MEDIA_TYPE), takes="Upload", task=True)
+            "post": _operation("Send reports.", _answer("Outcomes.", media=wire.MEDIA_TYPE), takes=wire.Upload, task=True)
         },
         "/v1/announcements": {
-            "post": _operation("Open a batch.", _answer("Its status.", "BatchStatus"), takes="signed Announcement")
+            "post": _operation("Open a batch.", _answer("Its status.", "BatchStatus"), takes=wire.Signed)
         },
         "/v1/releases": {
             "post": _operation(
-                "A chunk of a release.", _answer("Tags.", media="application/octet-stream"), takes="signed Command"
+                "A chunk of a release.", _answer("Tags.", media="application/octet-stream"), takes=wire.Signed
             )
         },
         "/v1/scrubs": {
-            "post": _operation("Delete a release.", _answer("Its status.", "BatchStatus"), takes="signed Command")
+            "post": _operation("Delete a release.", _answer("Its status.", "BatchStatus"), takes=wire.Signed)
         },
     },
 )
