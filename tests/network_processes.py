@@ -163,7 +163,7 @@ class Crowd:
         answer.raise_for_status()
         return wire.decode(Outcomes, answer.content).outcomes
 
-    def step(self) -> None:
+    def step(self) -> Crowd:
         """Answer a new batch with exactly as many users as it asks; go on with what has no verdict yet."""
         try:
             status = self.status()
@@ -181,6 +181,7 @@ class Crowd:
                 self.all.append(self.waiting.pop(0))
         except httpx2.HTTPError:
             pass  # the shuffler is down; later
+        return self
 
     def check(self, batches: list[dict[str, Any]]) -> None:
         """Released counts are the true counts plus the noise drawn: nothing lost, nothing counted twice."""

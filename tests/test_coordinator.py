@@ -51,7 +51,8 @@ def expected(coordinator: Coordinator, sent: IntArray) -> list[float]:
     pending = coordinator.pending
     assert pending is not None
     meaning = understand(pending[2].payload)
-    return (sent - meaning.batch.users * float(meaning.protocol.rate)).tolist()
+    values: list[float] = (sent - meaning.batch.users * float(meaning.protocol.rate)).tolist()
+    return values
 
 
 def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_killed_at_every_labelled_point(tmp_path: Path, name: str) -> None:
             system.start("coordinator", labels.pop(0))
         crowd = Crowd(system, bytes.fromhex(said["task"]))
         while True:
-            until(lambda: crowd.step() or system.died(name))
+            until(lambda: crowd.step() and system.died(name))
             if not labels:
                 break
             system.start(name, labels.pop(0))
@@ -86,7 +86,7 @@ def test_replays_across_batches_and_runs_are_refused(tmp_path: Path) -> None:
     with processes(tmp_path, episodes=60) as system:
         system.start("shuffler")
         crowd = Crowd(system, bytes.fromhex(system.start("coordinator")["task"]))
-        until(lambda: crowd.step() or len(crowd.answered) >= 2)
+        until(lambda: len(crowd.step().answered) >= 2)
         old = crowd.all[0]
         status = crowd.status()
         reasons = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import httpx2
 import numpy as np
 import pytest
 
@@ -41,7 +42,7 @@ class Place:
 
     def node(self, name: str, **options: Any) -> Node:
         token = self.tokens.setdefault(name, self.world.enrolment.mint())
-        arguments = {"invitation": self.invitation, "terms": TERMS, "env": ENV} | options
+        arguments: dict[str, Any] = {"invitation": self.invitation, "terms": TERMS, "env": ENV} | options
         return Node(token=token, folder=self.folder / name, **arguments)
 
     @property
@@ -129,7 +130,7 @@ def test_a_lost_answer_is_asked_for_again(place: Place, monkeypatch: pytest.Monk
     def lossy(*args: Any, **kwargs: Any) -> Any:
         answer = post(*args, **kwargs)
         if lost.pop() if lost else False:
-            raise module.httpx2.ReadTimeout("lost")
+            raise httpx2.ReadTimeout("lost")
         return answer
 
     monkeypatch.setattr(node._client, "post", lossy)

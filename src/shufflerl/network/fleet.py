@@ -179,7 +179,9 @@ class Fleet:
         await asyncio.to_thread(self._outbox.settle, verdicts)
         return [None] * len(verdicts)
 
-    async def _deliver(self, client: httpx2.AsyncClient, parcel: Parcel, progress: Callable[[int], None] | None) -> None:
+    async def _deliver(
+        self, client: httpx2.AsyncClient, parcel: Parcel, progress: Callable[[int], None] | None
+    ) -> None:
         """Send until there is a verdict; always the same bytes."""
         assert parcel.report is not None
         report = wire.decode(Report, parcel.report)

@@ -74,7 +74,9 @@ SHUFFLER = _described(
             "get": _operation("How the last batch is doing.", _answer("Its status.", "BatchStatus"), task=True)
         },
         "/v1/tasks/{task}/reports": {
-            "post": _operation("Send reports.", _answer("Outcomes.", media=wire.MEDIA_TYPE), takes=wire.Upload, task=True)
+            "post": _operation(
+                "Send reports.", _answer("Outcomes.", media=wire.MEDIA_TYPE), takes=wire.Upload, task=True
+            )
         },
         "/v1/announcements": {
             "post": _operation("Open a batch.", _answer("Its status.", "BatchStatus"), takes=wire.Signed)
