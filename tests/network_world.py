@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.mdp import Mixture, Problem
@@ -31,7 +32,7 @@ EPISODE = Trajectories([[0, 1]], [[0, 1]], [[0, 1]])
 
 
 def new_identity() -> SigningKey:
-    return SigningKey(crypto.Ed25519PrivateKey.generate())
+    return SigningKey(Ed25519PrivateKey.generate())
 
 
 class Crash(BaseException):

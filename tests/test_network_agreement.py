@@ -113,7 +113,8 @@ def test_signatures_of_both_are_needed() -> None:
     batch = open_batch(world)
     check_signatures(world.invitation, batch)
     for role in ("coordinator_key", "shuffler_key"):
-        stranger = dataclasses.replace(world.invitation, **{role: new_identity().public})
+        changes: dict[str, Any] = {role: new_identity().public}
+        stranger = dataclasses.replace(world.invitation, **changes)
         with pytest.raises(ProblemError, match="not signed by") as refused:
             check_signatures(stranger, batch)
         assert refused.value.reason == Reason.unauthorized

@@ -42,6 +42,10 @@ from shufflerl.privacy.ledger import Ledger
 RECORD = "SHUFFLERL_TEST_RECORD"
 
 
+#: Called with the number of reports that have a verdict.
+Progress = Callable[[int], None]
+
+
 class Composed(NamedTuple):
     """A sealed report; in tests also the tags that are in it, and the true ones among them."""
 
@@ -106,7 +110,7 @@ class Fleet:
         self.verdicts: Counter[str] = Counter()
         self.messages_bytes = 0
 
-    async def run(self, progress: Callable[[int], None] | None = None) -> None:
+    async def run(self, progress: Progress | None = None) -> None:
         """Answer batch after batch; reports of an earlier process that were not delivered go first."""
         task = self._invitation.task
         used = {int(parcel.node): parcel for parcel in self._outbox.of_run(task)}
@@ -145,7 +149,7 @@ class Fleet:
         return status.users - status.accepted, answer.content
 
     async def _answer(
-        self, client: httpx2.AsyncClient, batch: bytes, nodes: list[int], progress: Callable[[int], None] | None
+        self, client: httpx2.AsyncClient, batch: bytes, nodes: list[int], progress: Progress | None
     ) -> None:
         """Let these nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
         agreement = _checked(batch, self._invitation).agreement
@@ -179,9 +183,7 @@ class Fleet:
         await asyncio.to_thread(self._outbox.settle, verdicts)
         return [None] * len(verdicts)
 
-    async def _deliver(
-        self, client: httpx2.AsyncClient, parcel: Parcel, progress: Callable[[int], None] | None
-    ) -> None:
+    async def _deliver(self, client: httpx2.AsyncClient, parcel: Parcel, progress: Progress | None) -> None:
         """Send until there is a verdict; always the same bytes."""
         assert parcel.report is not None
         report = wire.decode(Report, parcel.report)
