@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install run test bench clean
+.PHONY: install run demo test bench clean
 
 install: .venv/.installed
 
@@ -13,6 +13,9 @@ install: .venv/.installed
 
 run: install
 	$(BIN)/shufflerl run riverswim --learner ucbvi --privatizer none --episodes 20000 --seeds 10 --plot out/regret.png
+
+demo: install
+	$(BIN)/shufflerl demo
 
 test: install
 	$(BIN)/ruff check .
