@@ -19,8 +19,8 @@ from shufflerl.network import agreement, crypto, demo, wire
 from shufflerl.network.agreement import Agreement, noise_for, understand
 from shufflerl.network.crypto import Enrolment, SigningKey
 from shufflerl.network.demo import Role
-from shufflerl.network.node import Checked, make_report, play
 from shufflerl.network.opening import count
+from shufflerl.network.reporting import Checked, make_report, play
 from shufflerl.network.wire import OpenBatch, Opening, Outcomes, Report, Upload, Verdict
 from shufflerl.privacy.accounting import Budget
 

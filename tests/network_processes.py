@@ -22,7 +22,7 @@ from shufflerl.errors import LostWorkersError
 from shufflerl.network import wire
 from shufflerl.network.crypto import Enrolment, SigningKey
 from shufflerl.network.demo import Role
-from shufflerl.network.node import Invitation, check_signatures, play, randomize_episode, seal_report
+from shufflerl.network.reporting import Invitation, check_signatures, play, randomize_episode, seal_report
 from shufflerl.network.wire import BatchStatus, OpenBatch, Outcome, Outcomes, Report, State, Upload, Verdict
 
 MDP = riverswim(np.random.default_rng(0), n_states=2, horizon=2)

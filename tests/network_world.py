@@ -18,7 +18,7 @@ from shufflerl.mdp import Mixture, Problem
 from shufflerl.network import agreement, crypto, faults, wire
 from shufflerl.network.agreement import Agreement, Terms, understand
 from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError
-from shufflerl.network.node import Checked, Invitation, check_signatures, make_report, seal_report
+from shufflerl.network.reporting import Checked, Invitation, check_signatures, make_report, seal_report
 from shufflerl.network.shuffler import Limits, Shuffler
 from shufflerl.network.store import SQLiteStore, Store
 from shufflerl.network.wire import Action, Announcement, Command, OpenBatch, Outcome, Report, Signed

@@ -14,7 +14,7 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture
 from shufflerl.network import agreement, wire
 from shufflerl.network.agreement import UnacceptableError, noise_for, understand
-from shufflerl.network.node import check_signatures, randomize_episode, within_support
+from shufflerl.network.reporting import check_signatures, randomize_episode, within_support
 from shufflerl.network.wire import OpenBatch, ProblemError, Reason, Signed
 from shufflerl.privacy.accounting import Budget, calibrate
 from tests.examples import full_batch, random_mdp, random_mixture

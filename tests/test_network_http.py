@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from shufflerl.network import http, openapi, wire
 from shufflerl.network.coordinator import Coordinator
 from shufflerl.network.coordinator_app import CoordinatorServer
-from shufflerl.network.node import seal_report
+from shufflerl.network.reporting import seal_report
 from shufflerl.network.shuffler_app import ShufflerServer
 from shufflerl.network.store import SQLiteStore
 from shufflerl.network.wire import BatchStatus, OpenBatch, Outcomes, ProblemDetail, Signed, State, Upload, Verdict
@@ -101,6 +101,7 @@ def test_unreadable_requests_are_refused_and_counted(world: World, client: TestC
         good[:-1]: "malformed",
         good + b"x": "malformed",
         b"\x91" * 5000: "malformed",
+        b"\x81\xa1\x80\x01": "malformed",
         os.urandom(300): "malformed",
         future: "unsupported-version",
         msgspec.msgpack.encode({"version": 1, "batch": 0, "attempt": 0, "reports": []}): "malformed",
@@ -126,7 +127,7 @@ def test_unreadable_requests_are_refused_and_counted(world: World, client: TestC
         assert problem_of(client.post(path, content=b"?")) == (400, "malformed")
         forged = wire.encode(Signed(payload=b"", signature=bytes(64)))
         assert problem_of(client.post(path, content=forged)) == (403, "unauthorized")
-    assert world.shuffler.refused["malformed"] == 9  # type: ignore[index]
+    assert world.shuffler.refused["malformed"] == 10  # type: ignore[index]
     assert world.shuffler.refused["oversized"] == 2  # type: ignore[index]
     assert world.shuffler.status(world.task).accepted == 0
 

@@ -19,7 +19,8 @@ from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputErr
 from shufflerl.network import node as module
 from shufflerl.network import wire
 from shufflerl.network.agreement import Terms, UnacceptableError
-from shufflerl.network.node import Backoff, Node, Receipt, TimeLimitError, play
+from shufflerl.network.node import Backoff, Node, Receipt, TimeLimitError
+from shufflerl.network.reporting import play
 from shufflerl.network.shuffler_app import ShufflerServer
 from shufflerl.network.store import SQLiteStore
 from shufflerl.network.wire import Outcome, ProblemError, Verdict

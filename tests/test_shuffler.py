@@ -13,7 +13,7 @@ from scipy import stats
 
 from shufflerl.errors import InvalidInputError
 from shufflerl.network import crypto, wire
-from shufflerl.network.node import seal_report
+from shufflerl.network.reporting import seal_report
 from shufflerl.network.shuffler import Limits, permuted
 from shufflerl.network.store import SQLiteStore
 from shufflerl.network.wire import Action, ProblemError, Reason, Report, State, Verdict

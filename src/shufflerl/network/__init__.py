@@ -7,7 +7,7 @@ Three roles that trust each other with as little as they can, in separate proces
 - the **coordinator** reads the messages but never learns where one came from; it counts and drives the learner.
 
 Read `wire` for what they say, `agreement` for what a node checks before it says anything, then `shuffler`,
-`coordinator` and `node`, which hold no sockets; `*_app` put them on HTTP.
+`coordinator` and `reporting`, which hold no sockets; `shuffler_app`, `coordinator_app` and `node` put them on HTTP.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shufflerl.network.agreement import Terms
-    from shufflerl.network.node import Invitation, Node
+    from shufflerl.network.node import Node
+    from shufflerl.network.reporting import Invitation
 
 __all__ = ["Invitation", "Node", "Terms"]
 
-_HOME_OF = {"Invitation": "node", "Node": "node", "Terms": "agreement"}
+_HOME_OF = {"Invitation": "reporting", "Node": "node", "Terms": "agreement"}
 
 
 def __getattr__(name: str) -> Any:

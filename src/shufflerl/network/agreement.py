@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +20,11 @@ from shufflerl.errors import InvalidInputError, ShuffleRLError
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network import crypto, wire
 from shufflerl.network.wire import Announcement, ProblemError, Reason
-from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
 from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
+
+if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
+    from shufflerl.privacy.accounting import Budget
 
 # Honest reports that exceed the cap on messages would be lost and their noise with them; no more often than exp(-35).
 _CAP_EXPONENT = 35.0
@@ -131,6 +134,8 @@ def _understood(said: Announcement, payload: bytes) -> Agreement:
 
 def noise_for(budget: Budget, query: CountQuery, honest_fraction: float) -> PoissonNoise:
     """Noise that every node with this budget and assumption will accept."""
+    from shufflerl.privacy.accounting import calibrate
+
     honest = calibrate(budget, query.changed_counters)
     # A hair more, so that dividing here and multiplying at the node cannot round below what was certified.
     return PoissonNoise(honest.mean / checks.fraction("honest_fraction", honest_fraction) * (1 + 1e-12))
@@ -160,6 +165,8 @@ class Terms:
 
     def check(self, agreement: Agreement) -> None:
         """Refuse a batch that gives less privacy than these terms ask for."""
+        from shufflerl.privacy.accounting import privacy_loss
+
         said, changed = agreement.announcement, agreement.protocol.query.changed_counters
         if said.users < self.min_batch_size:
             raise UnacceptableError(

@@ -15,7 +15,7 @@ from shufflerl.network import wire
 from shufflerl.network.agreement import Terms
 from shufflerl.network.coordinator import Run
 from shufflerl.network.crypto import VerifyKey
-from shufflerl.network.node import Invitation
+from shufflerl.network.reporting import Invitation
 from shufflerl.network.shuffler import Limits
 from shufflerl.privacy.accounting import Budget
 

@@ -240,6 +240,13 @@ class Coordinator:
             records.append(BatchRecord(meaning.batch, noise, np.frombuffer(noisy).copy(), messages, invalid))
         return records
 
+    def tally(self) -> tuple[int, int, int]:
+        """Batches learned from, messages in them, and messages that were left out."""
+        row = self._db.execute(
+            "SELECT COUNT(*), TOTAL(messages), TOTAL(invalid) FROM batches WHERE noisy IS NOT NULL"
+        ).fetchone()
+        return int(row[0]), int(row[1]), int(row[2])
+
     @property
     def policy(self) -> Mixture | None:
         """What was deployed last: at the end of a run, what was learned."""

@@ -147,7 +147,7 @@ class CoordinatorServer:
 
     def _summary(self) -> dict[str, Any]:
         run, pending = self._coordinator, self._coordinator.pending
-        learner, records = run.learner, run.records
+        learner, (batches, messages, invalid) = run.learner, run.tally()
         return {
             "task": run.task.hex(),
             "coordinator_key": str(run.identity.public),
@@ -157,9 +157,9 @@ class CoordinatorServer:
             "finished": pending is None,
             "batch": None if pending is None else pending[0],
             "attempt": None if pending is None else pending[1],
-            "batches_learned": len(records),
-            "messages": sum(record.messages for record in records),
-            "invalid_messages": sum(record.invalid for record in records),
+            "batches_learned": batches,
+            "messages": messages,
+            "invalid_messages": invalid,
             "epsilon_spent": run.ledger.spent,
             "epsilon_budget": run.run.budget.epsilon,
             "delta": run.run.budget.delta,

@@ -106,7 +106,7 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
     started: list[Role] = []
     budget = ("--epsilon", str(setting.epsilon), "--delta", str(DELTA))
     mixing = ("--min-batch-size", str(setting.min_batch_size))
-    cores = str(os.cpu_count() or 1)
+    workers = str(min(2, os.cpu_count() or 1))  # more would be faster, and more memory than a demonstration may take
     coordinator_key = str(SigningKey.load(folder / "coordinator" / "identity.pem").public)
 
     def start(name: str, *arguments: str) -> Role:
@@ -124,7 +124,7 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
             *("coordinator", "--folder", str(folder / "coordinator"), "--listen", "127.0.0.1:0"),
             *("--shuffler", shuffler_at, "--environment", setting.env, "--learner", setting.learner, *budget),
             *("--episodes", str(setting.users), "--seed", str(setting.seed)),
-            *("--workers", cores, "--poll-seconds", "0.05"),
+            *("--workers", workers, "--poll-seconds", "0.05"),
         )
         coordinator_said = coordinator.heard()
         roles.mint_tokens(folder / "shuffler", setting.users, folder / "tokens.txt")
@@ -132,7 +132,7 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
             *("node", "--folder", str(folder / "nodes"), "--shuffler", shuffler_at, *budget, *mixing),
             *("--task", coordinator_said["task"], "--coordinator-key", coordinator_key),
             *("--shuffler-key", shuffler_said["key"], "--tokens", str(folder / "tokens.txt")),
-            *("--environment", setting.env, "--workers", cores, "--poll-seconds", "0.05"),
+            *("--environment", setting.env, "--workers", workers, "--poll-seconds", "0.05"),
         )
         yield {
             "shuffler": shuffler,

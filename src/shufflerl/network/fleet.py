@@ -7,7 +7,6 @@ nodes as it still wants.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import multiprocessing
 import os
@@ -15,66 +14,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 import msgspec
 
 from shufflerl.network import http, wire
 from shufflerl.network.agreement import Terms
-from shufflerl.network.node import (
-    Backoff,
-    Checked,
-    Invitation,
-    charge,
-    check_signatures,
-    play,
-    randomize_episode,
-    seal_report,
-    settled,
-)
+from shufflerl.network.composing import RECORD, checked_batch, compose
+from shufflerl.network.node import Backoff, charge, settled
 from shufflerl.network.outbox import Outbox, Parcel
-from shufflerl.network.wire import BatchStatus, OpenBatch, Outcomes, Report, State, Upload
+from shufflerl.network.reporting import Invitation
+from shufflerl.network.wire import BatchStatus, Outcomes, Report, State, Upload
 from shufflerl.privacy.ledger import Ledger
-
-#: Where a test wants the true and the sent counts of every batch written. Never set outside of tests: it is the very
-#: thing that must not be known.
-RECORD = "SHUFFLERL_TEST_RECORD"
-
 
 #: Called with the number of reports that have a verdict.
 Progress = Callable[[int], None]
-
-
-class Composed(NamedTuple):
-    """A sealed report; in tests also the tags that are in it, and the true ones among them."""
-
-    report: bytes
-    tags: list[int]
-    true: list[int]
-
-
-def compose(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invitation, token: bytes) -> Composed:
-    """Play one episode and seal its report; runs in a worker."""
-    checked = _checked(batch, invitation)
-    episode = play(_environment(env, json.dumps(parameters)), checked.agreement)
-    tags = randomize_episode(checked.agreement, episode)
-    report = wire.encode(seal_report(checked, tags, token))
-    if RECORD not in os.environ:
-        return Composed(report, [], [])
-    return Composed(report, tags, checked.agreement.protocol.query.tags(episode)[0].tolist())
-
-
-@functools.lru_cache(maxsize=4)
-def _environment(name: str, parameters: str) -> Any:
-    from shufflerl.envs.gym import tabular_env
-
-    return tabular_env(name, **json.loads(parameters))
-
-
-@functools.lru_cache(maxsize=4)
-def _checked(batch: bytes, invitation: Invitation) -> Checked:
-    return check_signatures(invitation, wire.decode(OpenBatch, batch))
 
 
 class Fleet:
@@ -152,7 +107,7 @@ class Fleet:
         self, client: httpx2.AsyncClient, batch: bytes, nodes: list[int], progress: Progress | None
     ) -> None:
         """Let these nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
-        agreement = _checked(batch, self._invitation).agreement
+        agreement = checked_batch(batch, self._invitation).agreement
         await asyncio.to_thread(self._terms.check, agreement)
         said = agreement.announcement
         self._ledger.record_all([self._charge_name(node) for node in nodes], charge(self._terms, agreement))

@@ -79,7 +79,7 @@ def run_nodes(config: NodeConfig) -> None:
         asyncio.run(run())
     finally:
         fleet.close()
-    say(role="node", verdicts=fleet.verdicts, uploaded_bytes=fleet.messages_bytes, peak_mb=peak_memory())
+    say(role="node", verdicts=fleet.verdicts, uploaded_bytes=fleet.messages_bytes, peak_mb=peak_memory(config.workers))
 
 
 def mint_tokens(folder: Path, count: int, path: Path) -> None:
@@ -88,9 +88,10 @@ def mint_tokens(folder: Path, count: int, path: Path) -> None:
     write_secret(path, "".join(f"{enrolment.mint().hex()}\n" for _ in range(count)).encode())
 
 
-def peak_memory() -> float:
-    """The most memory this process has had, in MB."""
+def peak_memory(workers: int) -> float:
+    """The most memory this process and its workers, which have ended, can have had together, in MB."""
     import resource
 
     scale = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
+    own, worker = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return round((own + workers * worker) / scale, 1)

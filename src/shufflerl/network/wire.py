@@ -247,6 +247,8 @@ class _Head(msgspec.Struct):
 
 _encoder = msgspec.msgpack.Encoder()
 _head = msgspec.msgpack.Decoder(_Head)
+# Bytes that are no text, where a name should be, raise an error of their own.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
 
 
@@ -263,10 +265,10 @@ def decode(kind: type[AnyMessage], data: bytes) -> AnyMessage:
     try:
         message: AnyMessage = decoder.decode(data)
         return message
-    except (msgspec.DecodeError, RecursionError) as reason:
+    except _UNREADABLE as reason:
         try:
             version = _head.decode(data).version
-        except (msgspec.DecodeError, RecursionError):
+        except _UNREADABLE:
             version = VERSION
         if version != VERSION:
             raise ProblemError(
