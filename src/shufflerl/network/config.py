@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from shufflerl import envs
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
 from shufflerl.network import wire
 from shufflerl.network.agreement import Terms
-from shufflerl.network.coordinator import Run
 from shufflerl.network.crypto import VerifyKey
 from shufflerl.network.reporting import Invitation
-from shufflerl.network.shuffler import Limits
 from shufflerl.privacy.accounting import Budget
+
+if TYPE_CHECKING:  # each role imports what it needs
+    from shufflerl.network.coordinator import Run
+    from shufflerl.network.shuffler import Limits
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,6 +47,8 @@ class ShufflerConfig(Config, frozen=True):
     @property
     def limits(self) -> Limits:
         """What the operator allows."""
+        from shufflerl.network.shuffler import Limits
+
         return Limits(self.min_batch_size, self.most_messages, self.timeout_seconds, self.when_late)
 
 
@@ -71,6 +74,8 @@ class CoordinatorConfig(Config, frozen=True):
     @property
     def run(self) -> Run:
         """What is learned."""
+        from shufflerl.network.coordinator import Run
+
         return Run(
             self._problem(),
             self.learner,
@@ -85,6 +90,8 @@ class CoordinatorConfig(Config, frozen=True):
             raise InvalidInputError("Give either `environment`, whose public part is used, or [shape], and not both.")
         if self.shape is not None:
             return Problem(self.shape.horizon, self.shape.states, self.shape.actions, self.episodes)
+        from shufflerl import envs
+
         assert self.environment is not None
         return envs.make(self.environment, 0, **self.environment_parameters).problem(self.episodes)
 

@@ -71,15 +71,6 @@ class Role:
         said: dict[str, Any] = json.loads(line)
         return said
 
-    def peak_mb(self) -> float | None:
-        """The most memory it and its workers have had at once, by the kernel's account, where there is one."""
-        total = 0.0
-        for process in [self.process.pid, *_children(self.process.pid)]:
-            with contextlib.suppress(OSError):
-                lines = Path(f"/proc/{process}/status").read_text().splitlines()
-                total += next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
-        return round(total, 1) or None
-
     def stop(self) -> None:
         """Ask it to end, and see to it."""
         if self.process.poll() is None:
@@ -92,12 +83,6 @@ class Role:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._log.close()
-
-
-def _children(process: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    return []
 
 
 @contextlib.contextmanager
@@ -224,7 +209,8 @@ def _figures(setting: Demo, client: httpx2.Client, parts: dict[str, Any]) -> dic
             "coordinator": {"messages": status["messages"], "origins": 0, "noisy_counts": len(batches)},
         },
         "verdicts": fleet["verdicts"],
-        "peak_mb": {name: parts[name].peak_mb() for name in ("shuffler", "coordinator")} | {"fleet": fleet["peak_mb"]},
+        "peak_mb": {name: roles.peak_memory(parts[name].process.pid) for name in ("shuffler", "coordinator")}
+        | {"fleet": fleet["peak_mb"]},
     }
 
 

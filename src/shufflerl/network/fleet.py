@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from typing import Any
 import httpx2
 import msgspec
 
-from shufflerl.network import http, wire
+from shufflerl.network import wire
 from shufflerl.network.agreement import Terms
+from shufflerl.network.commits import GroupCommit
 from shufflerl.network.composing import RECORD, checked_batch, compose
 from shufflerl.network.node import Backoff, charge, settled
 from shufflerl.network.outbox import Outbox, Parcel
@@ -54,16 +55,15 @@ class Fleet:
         self._outbox = Outbox(folder / "outbox.db")
         self._ledger = Ledger("fleet", terms.budget, folder / "ledger.db")
         self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-        self._places = asyncio.Semaphore(connections)
-        self._composing = asyncio.Semaphore(4 * workers)
-        self._kept = http.GroupCommit(self._keep)
-        self._settled = http.GroupCommit(self._settle)
+        self._at_once = connections
+        self._kept = GroupCommit(self._keep)
+        self._settled = GroupCommit(self._settle)
         self._poll = poll
         self._record = os.environ.get(RECORD)
         self._true: dict[int, Counter[int]] = {}
         self._sent: dict[int, Counter[int]] = {}
         self.verdicts: Counter[str] = Counter()
-        self.messages_bytes = 0
+        self.uploaded_bytes = 0
 
     async def run(self, progress: Progress | None = None) -> None:
         """Answer batch after batch; reports of an earlier process that were not delivered go first."""
@@ -113,10 +113,9 @@ class Fleet:
         self._ledger.record_all([self._charge_name(node) for node in nodes], charge(self._terms, agreement))
 
         async def take_part(node: int) -> None:
-            async with self._composing:
-                composed = await asyncio.get_running_loop().run_in_executor(
-                    self._pool, compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
-                )
+            composed = await asyncio.get_running_loop().run_in_executor(
+                self._pool, compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
+            )
             parcel = Parcel(str(node), said.task, said.batch, said.attempt, composed.report)
             await self._kept.submit(parcel)
             if self._record is not None:
@@ -146,12 +145,9 @@ class Fleet:
         backoff = Backoff(most=5.0)
         while True:
             try:
-                async with self._places:
-                    answer = await client.post(
-                        f"/v1/tasks/{parcel.task.hex()}/reports",
-                        content=upload,
-                        headers={"content-type": wire.MEDIA_TYPE},
-                    )
+                answer = await client.post(
+                    f"/v1/tasks/{parcel.task.hex()}/reports", content=upload, headers={"content-type": wire.MEDIA_TYPE}
+                )
                 if answer.status_code == 200:
                     (outcome,) = wire.decode(Outcomes, answer.content).outcomes
                     break
@@ -160,15 +156,21 @@ class Fleet:
             await asyncio.sleep(backoff.wait())
         verdict = settled(outcome)
         self.verdicts[verdict] += 1
-        self.messages_bytes += len(upload)
+        self.uploaded_bytes += len(upload)
         await self._settled.submit((parcel.node, parcel.task, verdict))
         if progress is not None:
             progress(sum(self.verdicts.values()))
 
-    async def _all(self, actions: Any) -> None:
-        async with asyncio.TaskGroup() as group:
+    async def _all(self, actions: Iterator[Coroutine[Any, Any, None]]) -> None:
+        """Do all of it, as many at once as there may be connections."""
+
+        async def one_after_the_other() -> None:
             for action in actions:
-                group.create_task(action)
+                await action
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._at_once):
+                group.create_task(one_after_the_other())
 
     def _write_record(self) -> None:
         if self._record is not None:

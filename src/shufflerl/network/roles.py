@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
-from shufflerl.network import http
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address
 from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey, write_secret
 
@@ -20,6 +20,7 @@ def say(**fields: Any) -> None:
 
 def run_shuffler(config: ShufflerConfig) -> None:
     """Serve the shuffler."""
+    from shufflerl.network import http
     from shufflerl.network.shuffler import Shuffler
     from shufflerl.network.shuffler_app import ShufflerServer
     from shufflerl.network.store import SQLiteStore
@@ -41,6 +42,7 @@ def run_shuffler(config: ShufflerConfig) -> None:
 
 def run_coordinator(config: CoordinatorConfig) -> None:
     """Serve the coordinator and drive its run."""
+    from shufflerl.network import http
     from shufflerl.network.coordinator import Coordinator
     from shufflerl.network.coordinator_app import CoordinatorServer
     from shufflerl.network.opening import Opener
@@ -72,14 +74,12 @@ def run_nodes(config: NodeConfig) -> None:
         poll=config.poll_seconds,
     )
 
-    async def run() -> None:
-        await fleet.run()
-
     try:
-        asyncio.run(run())
+        asyncio.run(fleet.run())
+        peak = peak_memory(os.getpid())
     finally:
         fleet.close()
-    say(role="node", verdicts=fleet.verdicts, uploaded_bytes=fleet.messages_bytes, peak_mb=peak_memory(config.workers))
+    say(role="node", verdicts=fleet.verdicts, uploaded_bytes=fleet.uploaded_bytes, peak_mb=peak)
 
 
 def mint_tokens(folder: Path, count: int, path: Path) -> None:
@@ -88,10 +88,16 @@ def mint_tokens(folder: Path, count: int, path: Path) -> None:
     write_secret(path, "".join(f"{enrolment.mint().hex()}\n" for _ in range(count)).encode())
 
 
-def peak_memory(workers: int) -> float:
-    """The most memory this process and its workers, which have ended, can have had together, in MB."""
-    import resource
+def peak_memory(process: int) -> float | None:
+    """The most memory a process and its workers have had, in MB; None where the kernel does not tell.
 
-    scale = 2**20 if sys.platform == "darwin" else 2**10
-    own, worker = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return round((own + workers * worker) / scale, 1)
+    Libraries are mapped from their files into all of them and are in memory once: they are counted for one.
+    """
+    kilobytes = 0
+    with contextlib.suppress(OSError):
+        workers = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        for one in (str(process), *workers):
+            lines = (line.split() for line in Path(f"/proc/{one}/status").read_text().splitlines())
+            sizes = {line[0]: int(line[1]) for line in lines if line[0] in ("VmHWM:", "RssFile:")}
+            kilobytes += sizes["VmHWM:"] - (sizes["RssFile:"] if one in workers else 0)
+    return round(kilobytes / 1024, 1) or None

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from shufflerl.network import http, openapi, wire
+from shufflerl.network.commits import GroupCommit
 from shufflerl.network.shuffler import Shuffler
 from shufflerl.network.store import Store
 from shufflerl.network.wire import Outcome, Outcomes, ProblemError, Reason, Report, Signed, Upload
@@ -41,7 +42,7 @@ class ShufflerServer:
         self._store = store
         self._most_body = most_body
         self._owner = ThreadPoolExecutor(1, "shuffler")
-        self._uploads = http.GroupCommit(self._commit)
+        self._uploads = GroupCommit(self._commit)
         self._wake = asyncio.Event()
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(shuffler, self._uploads))
@@ -164,7 +165,7 @@ class ShufflerServer:
 class _Figures(Collector):
     """The state machine's own counters, read when they are asked for."""
 
-    def __init__(self, shuffler: Shuffler, uploads: http.GroupCommit) -> None:
+    def __init__(self, shuffler: Shuffler, uploads: GroupCommit) -> None:
         self._shuffler, self._uploads = shuffler, uploads
 
     def collect(self) -> Iterable[Metric]:
