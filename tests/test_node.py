@@ -162,6 +162,8 @@ def test_a_node_refuses_before_it_plays(place: Place, monkeypatch: pytest.Monkey
         ({"invitation": replace(place.invitation, coordinator_key=new_identity().public)}, ProblemError, "not signed"),
         ({"invitation": replace(place.invitation, shuffler_key=new_identity().public)}, ProblemError, "not signed"),
     ]
+    larger = TabularEnv(riverswim(np.random.default_rng(0), n_states=5, horizon=2))
+    cases.append(({"env": larger}, UnacceptableError, "2 states and 2 actions, but the environment has 5"))
     for number, (options, error, text) in enumerate(cases):
         node = place.node(f"refusing {number}", **options)
         with pytest.raises(error, match=text):

@@ -23,7 +23,15 @@ from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError
 from shufflerl.network import wire
 from shufflerl.network.agreement import Agreement, Terms
 from shufflerl.network.outbox import Outbox, Parcel
-from shufflerl.network.reporting import Checked, Environment, Invitation, check_signatures, make_report, play
+from shufflerl.network.reporting import (
+    Checked,
+    Environment,
+    Invitation,
+    check_environment,
+    check_signatures,
+    make_report,
+    play,
+)
 from shufflerl.network.wire import (
     BatchStatus,
     OpenBatch,
@@ -126,6 +134,7 @@ class Node:
     def _prepare(self, checked: Checked) -> Parcel:
         """Check the terms, charge the ledger, and only then play; the report is on disk before it is sent."""
         said = checked.agreement.announcement
+        check_environment(self._env, checked.agreement)
         self._terms.check(checked.agreement)
         self._ledger.record(f"run {said.task.hex()}", charge(self._terms, checked.agreement), cohort="this node")
         report = make_report(checked, play(self._env, checked.agreement), self._token)

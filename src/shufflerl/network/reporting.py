@@ -66,6 +66,18 @@ def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
     return Checked(agreement, opening.envelope_key)
 
 
+def check_environment(env: Environment, agreement: Agreement) -> None:
+    """Refuse a batch made for another kind of environment, before anything is charged for it."""
+    query = agreement.protocol.query
+    states = getattr(getattr(env, "observation_space", None), "n", None)
+    actions = getattr(getattr(env, "action_space", None), "n", None)
+    if states not in (None, query.n_states, query.n_states - 1) or actions not in (None, query.n_actions):
+        raise UnacceptableError(
+            f"The batch is for {query.n_states} states and {query.n_actions} actions, but the environment has {states} "
+            f"and {actions}; expected as many, or one state less if it may end early. This node does not take part."
+        )
+
+
 def play(env: Environment, agreement: Agreement) -> Trajectories:
     """One episode under a policy drawn from the batch's mixture.
 
