@@ -74,9 +74,7 @@ def ingest() -> list[Figure]:
         alone = _one_commit_each(folder)
     return [
         Figure.at_least(1, "durable reports of 2 KB, 64 connections", "per s", rate, 2_000, "required"),
-        Figure.at_least(
-            1, "the same per second of the shuffler's own core", "per s", REPORTS / core, 2_000, "required"
-        ),
+        Figure.at_least(1, "the same per second of its own core", "per s", REPORTS / core, 2_000, "required"),
         Figure.at_least(1, "durable reports, 64 connections", "per s", rate, alone, "one bare commit each"),
         Figure.under(250, "99th percentile of their delay", "ms", delay),
     ]
