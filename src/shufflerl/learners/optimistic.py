@@ -31,8 +31,8 @@ from shufflerl.seeding import Seed
 #: Bonuses are this much of a standard error times z. Less than one, since values add up over a path of rows that are
 #: all taken at their best, which no run of luck would do; more in looks, which are to find what was dismissed wrongly.
 OPTIMISM, OPTIMISM_IN_LOOKS = 0.5, 0.8
-#: Long batches, and how many deviations of a counter's noise the first of them has in users.
-_BATCHES, _DEVIATIONS = 59, 8.0
+#: How many deviations of a counter's noise the first long batch has in users.
+_DEVIATIONS = 8.0
 #: A look follows every second long batch of at least this many times the first, and has this share of its users.
 _LONG, _LOOK = 8.0, 0.1
 
@@ -40,15 +40,17 @@ _LONG, _LOOK = 8.0, 0.1
 class Optimistic(Learner):
     """Optimism in at most 89 batches; everything follows from the noise and the size of the problem.
 
-    `first` is how many users the first batch has: it is asked to learn how strong the noise is, by which all others
-    are sized. Raise it where a release of so few is unwelcome, as in a network that asks for a least batch size.
+    Two numbers are for networks, where every batch costs its messages and is to mix some least number of users:
+    `batches` is how many long ones there are at most, `first` how many users the first batch has. That one is asked
+    to learn how strong the noise is, by which all others are sized.
     """
 
     name: ClassVar[str] = "optimistic"
 
-    def __init__(self, problem: Problem, seed: Seed, first: int = 4) -> None:
+    def __init__(self, problem: Problem, seed: Seed, batches: int = 59, first: int = 4) -> None:
+        self.batches = checks.whole("batches", batches, least=1, most=1000)
         self.first = checks.whole("first", first, least=1)
-        super().__init__(problem, seed, first=self.first)
+        super().__init__(problem, seed, batches=self.batches, first=self.first)
         self.query = CountQuery.everything(problem)
         self.sizes: IntArray = np.array([min(self.first, problem.episodes)], dtype=np.int64)
         self.looks: BoolArray = np.array([False])
@@ -57,7 +59,7 @@ class Optimistic(Learner):
     @property
     def most_batches(self) -> int:
         """The first, the long ones, and a look after every second of these."""
-        return 1 + _BATCHES + _BATCHES // 2
+        return 1 + self.batches + self.batches // 2
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
         from shufflerl.kernels.optimism import optimistic_policy, worth_trying
@@ -90,7 +92,7 @@ class Optimistic(Learner):
         self.posterior.add(release)
         left = self.episodes_left - release.batch.users
         if self.batches_observed == 0 and left:
-            sizes, looks = schedule(left, release.noise.sd)
+            sizes, looks = schedule(left, release.noise.sd, self.batches)
             self.sizes, self.looks = np.append(self.sizes, sizes), np.append(self.looks, looks)
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -102,17 +104,17 @@ class Optimistic(Learner):
         self.looks = np.array(values["looks"], dtype=np.bool_)
 
 
-def schedule(episodes: int, noise: float) -> tuple[IntArray, BoolArray]:
+def schedule(episodes: int, noise: float, batches: int) -> tuple[IntArray, BoolArray]:
     """Sizes of all batches after the first, which add up to the episodes left, and which of them are looks.
 
     Long batches grow geometrically from 8 deviations of the noise (and 4 users), as many as there is room for; after
     every second of those with 8 times as many users comes a look with a tenth of its users.
 
-    >>> schedule(1000, 20.0)[0]
+    >>> schedule(1000, 20.0, 59)[0]
     array([160, 163, 165, 168, 171, 173])
     """
     smallest = max(4.0, _DEVIATIONS * noise)
-    count = max(1, min(_BATCHES, int(episodes / smallest)))
+    count = max(1, min(batches, int(episodes / smallest)))
     sizes: list[float] = []
     looks: list[bool] = []
     for i, users in enumerate(smallest * _growth(episodes / smallest, count) ** np.arange(count)):

@@ -173,7 +173,7 @@ def _ask(at: str, path: str) -> dict[str, Any]:
 def demo(
     users: Annotated[int, typer.Option(help="Users, one episode each.", min=30)] = 5000,
     env: Annotated[DemoEnvironment, typer.Option(help="What they live in.")] = DemoEnvironment.spectrum,
-    learner: Annotated[str, typer.Option(help="Learner.")] = "sdp-pe",
+    learner: Annotated[str, typer.Option(help="Learner.")] = "optimistic",
     epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Of the learner; noise has none.")] = 0,
     folder: Annotated[Path | None, typer.Option(help="Keep everything here.", metavar="DIR")] = None,

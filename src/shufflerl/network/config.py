@@ -59,7 +59,7 @@ class CoordinatorConfig(Config, frozen=True):
     epsilon: float
     delta: float = 1e-5
     honest_fraction: float = 1.0
-    learner: str = "sdp-pe"
+    learner: str = "optimistic"
     learner_parameters: dict[str, Any] = {}
     environment: str | None = None
     environment_parameters: dict[str, Any] = {}

@@ -44,6 +44,12 @@ class Demo:
         """Fewest users mixed: the first batches of a short run are small."""
         return min(30, self.users)
 
+    @property
+    def learner_parameters(self) -> str:
+        """Of the learner, as TOML: every batch costs its messages, so few of them."""
+        few = f"batches = 10, first = {self.min_batch_size}" if self.learner == "optimistic" else ""
+        return f"learner_parameters = {{ {few} }}\n"
+
 
 class Role:
     """A process of the demonstration; its standard output's first line says where it listens."""
@@ -105,8 +111,10 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
         )
         shuffler_said = shuffler.heard()
         shuffler_at = f"http://127.0.0.1:{shuffler_said['port']}"
+        settings = folder / "coordinator.toml"
+        settings.write_text(setting.learner_parameters)
         coordinator = start(
-            *("coordinator", "--folder", str(folder / "coordinator"), "--listen", "127.0.0.1:0"),
+            *("coordinator", str(settings), "--folder", str(folder / "coordinator"), "--listen", "127.0.0.1:0"),
             *("--shuffler", shuffler_at, "--environment", setting.env, "--learner", setting.learner, *budget),
             *("--episodes", str(setting.users), "--seed", str(setting.seed)),
             *("--workers", workers, "--poll-seconds", "0.05"),
