@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install run test test-ray bench clean
+.PHONY: install run demo test test-ray bench clean
 
 install: .venv/.installed
 
@@ -13,6 +13,9 @@ install: .venv/.installed
 
 run: install
 	$(BIN)/shufflerl reproduce --quick
+
+demo: install
+	$(BIN)/shufflerl demo
 
 test: install
 	$(BIN)/ruff check .

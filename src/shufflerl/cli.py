@@ -14,6 +14,7 @@ import typer
 from shufflerl import __version__
 from shufflerl.errors import ShuffleRLError
 from shufflerl.experiments import commands
+from shufflerl.network import commands as network_commands
 
 if TYPE_CHECKING:
     from shufflerl.experiment import Run, Setting
@@ -146,7 +147,7 @@ def run(
         typer.echo(f"Figure saved to {plot}", err=as_json)
 
 
-for command in (commands.sweep, commands.compare, commands.reproduce):
+for command in (commands.sweep, commands.compare, commands.reproduce, *network_commands.COMMANDS):
     app.command()(command)
 
 

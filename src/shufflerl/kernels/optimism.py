@@ -90,7 +90,7 @@ def optimistic_policy(
     Errors add up along a path: b^2 + E b'^2 + 2 `alike` b sqrt(E b'^2), b' the bonus at the next step. Where the steps
     are alike (1) their errors are the same error and bonuses add; where they are not (0), their squares do.
 
-    A row that few have seen may lead where nobody has been: optimism^2 / 2 (1 + max V - E V) / (1 + N) for that, times
+    A row that few have seen may lead where nobody has been: optimism^2 / 5 (1 + max V - E V) / (1 + N) for that, times
     n / (n + N), with N counting visits at other steps too where rewards are alike.
     """
     horizon, states, actions = rewards.shape
@@ -127,7 +127,7 @@ def optimistic_policy(
                 seen = visits[h, x, a]
                 squared = optimism * optimism * users / (users + seen)
                 known = seen + (1.0 - min(1.0, 5.0 * reward_differences[x, a])) * (everywhere[x, a] - seen)
-                index = rewards[h, x, a] + expected_mean + 0.5 * squared * (1.0 + highest - expected) / (1.0 + known)
+                index = rewards[h, x, a] + expected_mean + 0.2 * squared * (1.0 + highest - expected) / (1.0 + known)
                 local = squared * variance
                 along = local + expected_bonus + 2.0 * alike * np.sqrt(local * expected_bonus)
                 upper = min(index + np.sqrt(along), most)

@@ -21,47 +21,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import checks
-from shufflerl.checks import IntArray
+from shufflerl.checks import BoolArray, IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, PolicyArray, Problem
 from shufflerl.seeding import Seed
 
-#: Bonuses are this much of a standard error times z: values add up over a whole path of rows that are all taken at
-#: their best, which no run of luck would do.
-OPTIMISM = 0.5
-#: Long batches, and how many deviations of a counter's noise the first of them has in users.
-_BATCHES, _DEVIATIONS = 59, 8.0
+#: Bonuses are this much of a standard error times z. Less than one, since values add up over a path of rows that are
+#: all taken at their best, which no run of luck would do; more in looks, which are to find what was dismissed wrongly.
+OPTIMISM, OPTIMISM_IN_LOOKS = 0.5, 0.8
+#: How many deviations of a counter's noise the first long batch has in users.
+_DEVIATIONS = 8.0
 #: A look follows every second long batch of at least this many times the first, and has this share of its users.
-_LONG, _LOOK = 3.0, 0.05
+_LONG, _LOOK = 8.0, 0.1
 
 
 class Optimistic(Learner):
     """Optimism in at most 89 batches; everything follows from the noise and the size of the problem.
 
-    `first` is how many users the first batch has: it is asked to learn how strong the noise is, by which all others
-    are sized. Raise it where a release of so few is unwelcome, as in a network that asks for a least batch size.
+    Two numbers are for networks, where every batch costs its messages and is to mix some least number of users:
+    `batches` is how many long ones there are at most, `first` how many users the first batch has. That one is asked
+    to learn how strong the noise is, by which all others are sized.
     """
 
     name: ClassVar[str] = "optimistic"
 
-    def __init__(self, problem: Problem, seed: Seed, first: int = 4) -> None:
+    def __init__(self, problem: Problem, seed: Seed, batches: int = 59, first: int = 4) -> None:
+        self.batches = checks.whole("batches", batches, least=1, most=1000)
         self.first = checks.whole("first", first, least=1)
-        super().__init__(problem, seed, first=self.first)
+        super().__init__(problem, seed, batches=self.batches, first=self.first)
         self.query = CountQuery.everything(problem)
         self.sizes: IntArray = np.array([min(self.first, problem.episodes)], dtype=np.int64)
+        self.looks: BoolArray = np.array([False])
         self.posterior = Posterior(problem, self.most_batches)
 
     @property
     def most_batches(self) -> int:
         """The first, the long ones, and a look after every second of these."""
-        return 1 + _BATCHES + _BATCHES // 2
+        return 1 + self.batches + self.batches // 2
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
         from shufflerl.kernels.optimism import optimistic_policy, worth_trying
 
         users = int(self.sizes[self.batches_observed])
+        optimism = OPTIMISM_IN_LOOKS if self.looks[self.batches_observed] else OPTIMISM
         posterior, problem = self.posterior, self.problem
         policy: PolicyArray = np.empty((problem.horizon, problem.n_states), dtype=np.int32)
         optimistic_policy(
@@ -76,7 +80,7 @@ class Optimistic(Learner):
             posterior.reward_variances,
             posterior.reward_differences,
             posterior.visits,
-            OPTIMISM * worth_trying(float(users), float(self.episodes_left - users)),
+            optimism * worth_trying(float(users), float(self.episodes_left - users)),
             float(users),
             posterior.alike,
             self.rng.random(posterior.visits.shape),
@@ -88,38 +92,40 @@ class Optimistic(Learner):
         self.posterior.add(release)
         left = self.episodes_left - release.batch.users
         if self.batches_observed == 0 and left:
-            self.sizes = np.append(self.sizes, schedule(left, release.noise.sd))
+            sizes, looks = schedule(left, release.noise.sd, self.batches)
+            self.sizes, self.looks = np.append(self.sizes, sizes), np.append(self.looks, looks)
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        return {"sizes": self.sizes.tolist()}, self.posterior.memory()
+        return {"sizes": self.sizes.tolist(), "looks": self.looks.tolist()}, self.posterior.memory()
 
     def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         self.posterior.recall(arrays)
         self.sizes = np.array(values["sizes"], dtype=np.int64)
+        self.looks = np.array(values["looks"], dtype=np.bool_)
 
 
-def schedule(episodes: int, noise: float) -> IntArray:
-    """Sizes of all batches after the first, which add up to the episodes left.
+def schedule(episodes: int, noise: float, batches: int) -> tuple[IntArray, BoolArray]:
+    """Sizes of all batches after the first, which add up to the episodes left, and which of them are looks.
 
     Long batches grow geometrically from 8 deviations of the noise (and 4 users), as many as there is room for; after
-    every second of those with 3 times as many users comes a look with a twentieth of its users, but no fewer than the
-    first had.
+    every second of those with 8 times as many users comes a look with a tenth of its users.
 
-    >>> schedule(1000, 20.0)
+    >>> schedule(1000, 20.0, 59)[0]
     array([160, 163, 165, 168, 171, 173])
     """
     smallest = max(4.0, _DEVIATIONS * noise)
-    count = max(1, min(_BATCHES, int(episodes / smallest)))
-    long = smallest * _growth(episodes / smallest, count) ** np.arange(count)
+    count = max(1, min(batches, int(episodes / smallest)))
     sizes: list[float] = []
-    for i, users in enumerate(long):
+    looks: list[bool] = []
+    for i, users in enumerate(smallest * _growth(episodes / smallest, count) ** np.arange(count)):
         sizes.append(users)
+        looks.append(False)
         if i % 2 == 0 and users >= _LONG * smallest and i < count - 2:
-            sizes.append(max(_LOOK * users, smallest))
+            sizes.append(_LOOK * users)
+            looks.append(True)
     ends = np.rint(np.cumsum(sizes) * (episodes / np.sum(sizes))).astype(np.int64)
     ends[-1] = episodes
-    batches: IntArray = np.diff(ends, prepend=0)
-    return batches
+    return np.diff(ends, prepend=0), np.array(looks)
 
 
 def _growth(total: float, count: int) -> float:

@@ -1,0 +1,215 @@
+"""The networked system beside what it must reach: durable reports, opened tags, sealed reports, the demonstration."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from bench.measure import Figure, SkippedError, medians, seconds
+from shufflerl import Batch, CountQuery, Mixture, envs
+from shufflerl.envs.gym import tabular_env
+from shufflerl.network import agreement, crypto, demo, wire
+from shufflerl.network.agreement import Agreement, noise_for, understand
+from shufflerl.network.crypto import Enrolment, SigningKey
+from shufflerl.network.demo import Role
+from shufflerl.network.opening import count
+from shufflerl.network.reporting import Checked, make_report, play
+from shufflerl.network.wire import OpenBatch, Opening, Outcomes, Report, Upload, Verdict
+from shufflerl.privacy.accounting import Budget
+
+REPORTS, CONNECTIONS, REPORT_BYTES = 8_000, 64, 2_000
+USERS, BUDGET = 1_000, Budget(1.0, 1e-5)
+
+
+def run() -> list[Figure]:
+    """Durable reports per second and their delay, tags opened per second, a report's time, the demonstration."""
+    return [*ingest(), *opening(), *node(), *demonstration()]
+
+
+def announced(users: int) -> tuple[Agreement, X25519PrivateKey, wire.Announcement]:
+    """A batch of the paper's problem: RiverSwim with 4 states and 6 steps."""
+    problem = envs.make("riverswim").problem(users)
+    query = CountQuery.everything(problem)
+    batch = Batch(0, users, Mixture.single(np.zeros((6, 4), dtype=int)), query)
+    key = crypto.new_box_key()
+    said = agreement.announce(
+        batch,
+        noise_for(BUDGET, query, 1.0),
+        task=bytes(range(16)),
+        attempt=0,
+        tag_key=key.public_key().public_bytes_raw(),
+    )
+    return understand(wire.encode(said)), key, said
+
+
+# The shuffler.
+
+
+def ingest() -> list[Figure]:
+    """Reports of 2 KB from 64 connections, each acknowledged when it is on disk; every one is opened and checked."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        coordinator = SigningKey.load(folder / "coordinator.pem")
+        shuffler = Role(
+            "shuffler",
+            folder,
+            *("--folder", str(folder / "shuffler"), "--listen", "127.0.0.1:0", "--min-batch-size", "1"),
+            *("--coordinator-key", str(coordinator.public)),
+        )
+        try:
+            port, before = shuffler.heard()["port"], _core_time(shuffler.process.pid)
+            rate, delay = asyncio.run(_load(port, coordinator, folder))
+            core = _core_time(shuffler.process.pid) - before
+        finally:
+            shuffler.stop()
+        alone = _one_commit_each(folder)
+    return [
+        Figure.at_least(1, "durable reports of 2 KB, 64 connections", "per s", rate, 2_000, "required"),
+        Figure.at_least(1, "the same per second of its own core", "per s", REPORTS / core, 2_000, "required"),
+        Figure.at_least(1, "durable reports, 64 connections", "per s", rate, alone, "one bare commit each"),
+        Figure.under(250, "99th percentile of their delay", "ms", delay),
+    ]
+
+
+def _core_time(process: int) -> float:
+    """Seconds that a process has computed; unlike its speed, they do not depend on what else the machine is doing."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        raise SkippedError("The kernel does not tell processor times here; run it on Linux.") from None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _load(port: int, coordinator: SigningKey, folder: Path) -> tuple[float, float]:
+    _, _, said = announced(REPORTS)
+    task = said.task.hex()
+    await _ask(port, "POST", "/v1/announcements", wire.encode(coordinator.sign(said)))
+    batch = wire.decode(OpenBatch, await _ask(port, "GET", f"/v1/tasks/{task}/batch"))
+    opening = wire.decode(Opening, batch.opening.payload)
+    checked = Checked(understand(batch.announcement.payload), opening.envelope_key)
+    enrolment = Enrolment.load(folder / "shuffler" / "enrolment.key")
+    bodies = iter([_upload(checked, enrolment.mint()) for _ in range(REPORTS)])
+    delays: list[float] = []
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for body in bodies:
+            sent = time.perf_counter()
+            writer.write(_request("POST", f"/v1/tasks/{task}/reports", body))
+            (outcome,) = wire.decode(Outcomes, await _answer(reader)).outcomes
+            delays.append(time.perf_counter() - sent)
+            assert outcome.verdict == Verdict.accepted
+        writer.close()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
+    return REPORTS / (time.perf_counter() - began), 1e3 * float(np.quantile(delays, 0.99))
+
+
+def _upload(checked: Checked, token: bytes) -> bytes:
+    """A report of 2 KB. Its tags are random bytes: the shuffler cannot tell, and sealing them is not what is timed."""
+    report_id = crypto.report_id(checked.agreement.announcement.task, token)
+    tags = secrets.token_bytes(REPORT_BYTES // wire.SEALED_TAG_BYTES * wire.SEALED_TAG_BYTES)
+    key = crypto.public_box_key(checked.envelope_key)
+    envelope = crypto.seal(key, checked.agreement.envelope_info(report_id), token + tags)
+    return wire.encode(Upload(batch=0, attempt=0, reports=[Report(report_id=report_id, envelope=envelope)]))
+
+
+def _request(method: str, path: str, body: bytes = b"") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b" 200 " in head.partition(b"\r\n")[0], head
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+    return await reader.readexactly(length)
+
+
+async def _ask(port: int, method: str, path: str, body: bytes = b"") -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(_request(method, path, body))
+    answer = await _answer(reader)
+    writer.close()
+    return answer
+
+
+def _one_commit_each(folder: Path) -> float:
+    """Commits per second of a bare database that stores the same reports one by one."""
+    db = sqlite3.connect(folder / "bare.db", isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("CREATE TABLE reports (report BLOB)")
+    body = secrets.token_bytes(REPORT_BYTES)
+    each = seconds(lambda: db.execute("INSERT INTO reports VALUES (?)", (body,)), 300)
+    db.close()
+    return 1 / each
+
+
+# The coordinator.
+
+
+def opening() -> list[Figure]:
+    """Tags opened and counted by one core, beside what is required and the bare key exchange that each needs."""
+    meaning, key, said = announced(USERS)
+    public, size, tags = crypto.public_box_key(said.tag_key), meaning.protocol.query.size, 10_000
+    chunk = b"".join(crypto.seal(public, meaning.tag_info, (tag % size).to_bytes(4)) for tag in range(tags))
+    others = [crypto.new_box_key().public_key() for _ in range(tags)]
+    raw = key.private_bytes_raw()
+    ours, bare = medians(
+        5,
+        lambda _: tags / _core_seconds(lambda: count(raw, meaning.tag_info, size, chunk)),
+        lambda _: tags / _core_seconds(lambda: [key.exchange(other) for other in others]),
+    )
+    return [
+        Figure.at_least(1, "tags opened and counted, one core", "per s", ours, 15_000, "required"),
+        Figure.at_least(0.4, "tags opened and counted, one core", "per s", ours, bare, "bare X25519 exchanges"),
+    ]
+
+
+def _core_seconds(action: Callable[[], object]) -> float:
+    """Seconds of one core, whatever else the machine is doing."""
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+# The node.
+
+
+def node() -> list[Figure]:
+    """One report of the paper's problem among 1,000 users at epsilon 1: played, randomized and sealed."""
+    meaning, _, _ = announced(USERS)
+    checked = Checked(meaning, crypto.new_box_key().public_key().public_bytes_raw())
+    env, token = tabular_env("riverswim"), secrets.token_bytes(wire.TOKEN_BYTES)
+    key = crypto.public_box_key(checked.envelope_key)
+    messages = round(meaning.protocol.messages_per_user)
+    made, bare = medians(
+        15,
+        lambda _: 1e3 * seconds(lambda: make_report(checked, play(env, meaning), token)),
+        lambda _: 1e3 * seconds(lambda: [crypto.seal(key, b"", bytes(4)) for _ in range(messages)]),
+    )
+    what = f"one report, RiverSwim, n=1,000, epsilon=1, about {messages} messages"
+    return [Figure.under(50, what, "ms", made, bare, "its bare seals")]
+
+
+# All of it.
+
+
+def demonstration() -> list[Figure]:
+    """5,000 users from nothing to a learned policy, with every role's memory."""
+    figures = demo.run(demo.Demo(users=5_000, env="spectrum", learner="sdp-pe", epsilon=3.0, seed=0), quiet=True)
+    rows = [Figure.under(180, "demonstration, 5,000 users, spectrum", "s", figures["seconds"])]
+    for name, megabytes in figures["peak_mb"].items():
+        if megabytes is not None:
+            rows.append(Figure.under(300, f"peak memory of the {name}", "MB", megabytes))
+    return rows

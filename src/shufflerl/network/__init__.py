@@ -1,0 +1,31 @@
+"""The networked system: the learner that runs in simulation learns from nodes over HTTP.
+
+Three roles that trust each other with as little as they can, in separate processes with separate keys and files:
+
+- a **node** plays one episode, adds its noise and seals every message to the coordinator;
+- the **shuffler** knows who sent something but cannot read it; it permutes whole batches;
+- the **coordinator** reads the messages but never learns where one came from; it counts and drives the learner.
+
+Read `wire` for what they say, `agreement` for what a node checks before it says anything, then `shuffler`,
+`coordinator` and `reporting`, which hold no sockets; `shuffler_app`, `coordinator_app` and `node` put them on HTTP.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shufflerl.network.agreement import Terms
+    from shufflerl.network.node import Node
+    from shufflerl.network.reporting import Invitation
+
+__all__ = ["Invitation", "Node", "Terms"]
+
+_HOME_OF = {"Invitation": "reporting", "Node": "node", "Terms": "agreement"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(import_module(f"shufflerl.network.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'shufflerl.network' has no attribute {name!r}")

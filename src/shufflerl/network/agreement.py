@@ -1,0 +1,189 @@
+"""What a batch means to all who take part in it, read from the signed announcement, and what a node accepts of it.
+
+Nobody takes the coordinator's word for privacy: from the announcement alone every node computes the noise that will
+be on every counter and what it costs, and the shuffler how many reports it must wait for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shufflerl import checks
+from shufflerl.checks import BoolArray
+from shufflerl.counts import Batch, CountQuery
+from shufflerl.errors import InvalidInputError, ShuffleRLError
+from shufflerl.mdp import Mixture, Problem
+from shufflerl.network import crypto, wire
+from shufflerl.network.wire import Announcement, ProblemError, Reason
+from shufflerl.privacy.noise import PoissonNoise
+from shufflerl.privacy.protocol import Protocol
+
+if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
+    from shufflerl.privacy.accounting import Budget
+
+# Honest reports that exceed the cap on messages would be lost and their noise with them; no more often than exp(-35).
+_CAP_EXPONENT = 35.0
+# Tables beyond this are refused before anything is built from an announcement.
+_MOST_CELLS = 50_000_000
+
+
+class UnacceptableError(ShuffleRLError):
+    """A batch that a node does not take part in, because it would not get the privacy it was promised."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """An announcement as values: the batch, the protocol of its users, and the contexts their messages are bound to."""
+
+    announcement: Announcement
+    digest: bytes
+    batch: Batch
+    protocol: Protocol
+
+    @functools.cached_property
+    def tag_info(self) -> bytes:
+        """The context of a sealed tag."""
+        said = self.announcement
+        return crypto.tag_info(said.task, said.batch, said.attempt, self.digest)
+
+    def envelope_info(self, report_id: bytes) -> bytes:
+        """The context of the envelope of this report."""
+        said = self.announcement
+        return crypto.envelope_info(said.task, said.batch, said.attempt, self.digest, report_id)
+
+    @functools.cached_property
+    def most_messages(self) -> int:
+        """The cap on the messages of one report, by Bernstein's bound on a Poisson count.
+
+        Computed, not announced: a coordinator that could lower it would keep the users with little noise only.
+        """
+        mean = float(self.protocol.rate) * self.protocol.query.size
+        excess = _CAP_EXPONENT / 3 + math.sqrt(_CAP_EXPONENT**2 / 9 + 2 * _CAP_EXPONENT * mean)
+        return self.protocol.query.touched_counters + math.ceil(mean + excess)
+
+    @property
+    def largest_envelope(self) -> int:
+        """Bytes of the longest envelope that is accepted."""
+        return wire.TOKEN_BYTES + self.most_messages * wire.SEALED_TAG_BYTES + crypto.SEAL_BYTES
+
+    @property
+    def smallest_envelope(self) -> int:
+        """Bytes of an envelope with a user's own tags and no noise."""
+        least = self.protocol.query.touched_counters
+        return wire.TOKEN_BYTES + least * wire.SEALED_TAG_BYTES + crypto.SEAL_BYTES
+
+
+def announce(batch: Batch, noise: PoissonNoise, *, task: bytes, attempt: int, tag_key: bytes) -> Announcement:
+    """The announcement of a learner's batch."""
+    query, policies = batch.query, batch.mixture.policies
+    if query.n_actions > 2**16:
+        raise InvalidInputError(f"There are {query.n_actions} actions; expected at most 65,536 on the network.")
+    return Announcement(
+        task=task,
+        batch=batch.index,
+        attempt=attempt,
+        users=batch.users,
+        horizon=query.horizon,
+        states=query.n_states,
+        actions=query.n_actions,
+        transition_steps=list(query.transition_steps),
+        reward_steps=list(query.reward_steps),
+        support=None if query.support is None else np.packbits(query.support).tobytes(),
+        policies=policies.astype("<u2").tobytes(),
+        weights=batch.mixture.weights.tolist(),
+        noise_mean=noise.mean,
+        tag_key=tag_key,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def understand(payload: bytes) -> Agreement:
+    """The meaning of a signed announcement's bytes; a problem if it has none."""
+    said = wire.decode(Announcement, payload)
+    try:
+        return _understood(said, payload)
+    except (InvalidInputError, ValueError, OverflowError) as reason:
+        raise ProblemError(
+            Reason.malformed, f"The announcement of batch {said.batch} makes no sense: {reason}"
+        ) from None
+
+
+def _understood(said: Announcement, payload: bytes) -> Agreement:
+    cells = said.horizon * said.states * said.actions * said.states
+    if max(cells, len(said.policies)) > _MOST_CELLS:
+        raise InvalidInputError(f"It has {cells:,} counters; expected at most {_MOST_CELLS:,}.")
+    support: BoolArray | None = None
+    if said.support is not None:
+        shape = (said.horizon - 1, said.states, said.actions, said.states)
+        packed = np.frombuffer(said.support, dtype=np.uint8)
+        if len(packed) != -(-math.prod(shape) // 8):
+            raise InvalidInputError(f"Its support has {len(packed)} bytes; expected one bit per transition.")
+        support = np.unpackbits(packed, count=math.prod(shape)).astype(np.bool_).reshape(shape)
+    policies = np.frombuffer(said.policies, dtype="<u2").reshape(-1, said.horizon, said.states).astype(np.int32)
+    mixture = Mixture(policies, said.weights)
+    problem = Problem(said.horizon, said.states, said.actions, said.users, support=support)
+    query = CountQuery(problem, said.transition_steps, said.reward_steps)
+    batch = Batch(said.batch, said.users, mixture, query)
+    return Agreement(said, crypto.digest(payload), batch, Protocol(query, said.users, PoissonNoise(said.noise_mean)))
+
+
+def noise_for(budget: Budget, query: CountQuery, honest_fraction: float) -> PoissonNoise:
+    """Noise that every node with this budget and assumption will accept."""
+    from shufflerl.privacy.accounting import calibrate
+
+    honest = calibrate(budget, query.changed_counters)
+    # A hair more, so that dividing here and multiplying at the node cannot round below what was certified.
+    return PoissonNoise(honest.mean / checks.fraction("honest_fraction", honest_fraction) * (1 + 1e-12))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a node was told to accept: its user's budget for a run, and how it wants to be mixed.
+
+    `honest_fraction`: the share of other users it relies on to add their noise; `min_batch_size`: the fewest it is
+    mixed with; `most_messages`: how many messages it is willing to send.
+    """
+
+    budget: Budget
+    honest_fraction: float = 1.0
+    min_batch_size: int = 100
+    most_messages: int = 100_000
+
+    def __post_init__(self) -> None:
+        checks.fraction("honest_fraction", self.honest_fraction)
+        checks.whole("min_batch_size", self.min_batch_size, least=1)
+        checks.whole("most_messages", self.most_messages, least=1)
+
+    def honest_noise(self, agreement: Agreement) -> PoissonNoise:
+        """The noise that will be on every counter if only the honest fraction add theirs."""
+        return PoissonNoise(agreement.announcement.noise_mean * self.honest_fraction)
+
+    def check(self, agreement: Agreement) -> None:
+        """Refuse a batch that gives less privacy than these terms ask for."""
+        from shufflerl.privacy.accounting import privacy_loss
+
+        said, changed = agreement.announcement, agreement.protocol.query.changed_counters
+        if said.users < self.min_batch_size:
+            raise UnacceptableError(
+                f"Batch {said.batch} mixes {said.users} users; this node was told to accept no fewer than "
+                f"{self.min_batch_size} (min_batch_size). It does not take part."
+            )
+        if agreement.most_messages > self.most_messages:
+            raise UnacceptableError(
+                f"Batch {said.batch} may take {agreement.most_messages:,} messages from one node; this one was told to "
+                f"send no more than {self.most_messages:,} (most_messages). It does not take part."
+            )
+        delta = privacy_loss(self.honest_noise(agreement), changed).delta(self.budget.epsilon)
+        if delta > self.budget.delta:
+            needed = noise_for(self.budget, agreement.protocol.query, self.honest_fraction)
+            raise UnacceptableError(
+                f"Batch {said.batch} has noise of mean {said.noise_mean:g} on each counter, of which the honest "
+                f"{self.honest_fraction:g} suffice for delta {delta:.3g} at epsilon {self.budget.epsilon:g}; this node "
+                f"was told to accept no more than {self.budget.delta:g}. It does not take part; the coordinator must "
+                f"announce a mean of at least {needed.mean:.6g}."
+            )

@@ -1,0 +1,191 @@
+"""The commands of the networked system: thin, like the rest of the command line."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shufflerl.errors import MissingExtraError, StorageError
+
+File = Annotated[Path | None, typer.Argument(help="Settings as TOML; see docs/network.md.", metavar="[FILE]")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
+Address = Annotated[str, typer.Option(help="Where the coordinator listens.", metavar="URL")]
+COORDINATOR = "http://127.0.0.1:8741"
+
+
+class DemoEnvironment(StrEnum):
+    """What the demonstration learns."""
+
+    spectrum = "spectrum"
+    riverswim = "riverswim"
+
+
+class Overdue(StrEnum):
+    """What becomes of a batch that does not fill in time."""
+
+    extend = "extend"
+    abort = "abort"
+
+
+def _installed() -> None:
+    try:
+        import cryptography.hazmat.primitives.hpke  # noqa: F401
+        import httpx2  # noqa: F401
+        import msgspec  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "The networked system is not installed; install it with: pip install 'shufflerl[network]'"
+        ) from None
+
+
+def shuffler(
+    file: File = None,
+    folder: Annotated[str | None, typer.Option(help="Keys and database.", metavar="DIR")] = None,
+    listen: Annotated[str | None, typer.Option(help="Address; port 0 takes a free one.", metavar="HOST:PORT")] = None,
+    coordinator_key: Annotated[str | None, typer.Option(help="Whose batches to mix.", metavar="KEY")] = None,
+    min_batch_size: Annotated[int | None, typer.Option(help="Fewest users to mix.")] = None,
+    most_messages: Annotated[int | None, typer.Option(help="Most messages in a report.")] = None,
+    timeout_seconds: Annotated[float | None, typer.Option(help="Time a batch has to fill.")] = None,
+    when_late: Annotated[Overdue | None, typer.Option(help="What becomes of one that does not.")] = None,
+) -> None:
+    """Run a shuffler: takes sealed reports, hands over whole batches in random order."""
+    flags = {key: value for key, value in locals().items() if key != "file"}
+    _installed()
+    from shufflerl.network import config, roles
+
+    roles.run_shuffler(config.read(config.ShufflerConfig, file, **flags))
+
+
+def coordinator(
+    file: File = None,
+    folder: Annotated[str | None, typer.Option(help="Keys, database and ledger.", metavar="DIR")] = None,
+    listen: Annotated[str | None, typer.Option(help="Address; port 0 takes a free one.", metavar="HOST:PORT")] = None,
+    shuffler: Annotated[str | None, typer.Option(help="Where the shuffler listens.", metavar="URL")] = None,
+    environment: Annotated[str | None, typer.Option(help="Learn this one; only its public part is used.")] = None,
+    learner: Annotated[str | None, typer.Option(help="Learner.")] = None,
+    episodes: Annotated[int | None, typer.Option(help="Users in all, one episode each.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of every user.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Probability of privacy failure.")] = None,
+    honest_fraction: Annotated[float | None, typer.Option(help="Share of users relied on for noise.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the learner; noise has none.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that open messages.")] = None,
+    poll_seconds: Annotated[float | None, typer.Option(help="Seconds between looks at the shuffler.")] = None,
+) -> None:
+    """Run a coordinator: announces batches, counts what the shuffler releases, learns."""
+    flags = {key: value for key, value in locals().items() if key != "file"}
+    _installed()
+    from shufflerl.network import config, roles
+
+    roles.run_coordinator(config.read(config.CoordinatorConfig, file, **flags))
+
+
+def node(
+    file: File = None,
+    folder: Annotated[str | None, typer.Option(help="Outbox and ledger.", metavar="DIR")] = None,
+    shuffler: Annotated[str | None, typer.Option(help="Where the shuffler listens.", metavar="URL")] = None,
+    task: Annotated[str | None, typer.Option(help="The run; `shufflerl status` tells it.")] = None,
+    coordinator_key: Annotated[str | None, typer.Option(help="The coordinator's public key.", metavar="KEY")] = None,
+    shuffler_key: Annotated[str | None, typer.Option(help="The shuffler's public key.", metavar="KEY")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Tokens, one line and user each.", metavar="FILE")] = None,
+    environment: Annotated[str | None, typer.Option(help="What to play.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The budget to accept.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Probability of privacy failure to accept.")] = None,
+    honest_fraction: Annotated[float | None, typer.Option(help="Share of other users to rely on.")] = None,
+    min_batch_size: Annotated[int | None, typer.Option(help="Fewest users to be mixed with.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that play and seal.")] = None,
+    poll_seconds: Annotated[float | None, typer.Option(help="Seconds between looks at the shuffler.")] = None,
+) -> None:
+    """Run a node for every token: each plays one episode and reports it."""
+    flags = {key: value for key, value in locals().items() if key != "file"}
+    _installed()
+    from shufflerl.network import config, roles
+
+    roles.run_nodes(config.read(config.NodeConfig, file, **flags))
+
+
+def keys(folder: Annotated[Path, typer.Argument(help="A role's folder.", metavar="DIR")]) -> None:
+    """Print a role's public key; made if there is none."""
+    _installed()
+    from shufflerl.network.crypto import SigningKey
+
+    typer.echo(SigningKey.load(folder / "identity.pem").public)
+
+
+def tokens(
+    folder: Annotated[Path, typer.Argument(help="The shuffler's folder.", metavar="DIR")],
+    out: Annotated[Path, typer.Argument(help="File to write, one line and user each.", metavar="FILE")],
+    count: Annotated[int, typer.Option(help="How many users.", min=1)] = 1,
+) -> None:
+    """Issue enrolment tokens, one per user."""
+    _installed()
+    from shufflerl.network import roles
+
+    roles.mint_tokens(folder, count, out)
+
+
+def status(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
+    """Tell how a run is doing, and why a batch is not advancing."""
+    said = _ask(at, "/v1/status")
+    if as_json:
+        typer.echo(json.dumps(said))
+        return
+    typer.echo(f"task      {said['task']}")
+    typer.echo(f"learner   {said['learner']}, {said['episodes_played']:,} of {said['episodes']:,} episodes played")
+    typer.echo(
+        f"budget    epsilon {said['epsilon_spent']:.4g} of {said['epsilon_budget']:g} spent, delta {said['delta']:g}"
+    )
+    typer.echo(f"messages  {said['messages']:,} opened, {said['invalid_messages']:,} left out")
+    typer.echo(f"now       {said['why']}")
+
+
+def policy(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
+    """Print the policy a run has deployed last."""
+    said = _ask(at, "/v1/policy")
+    if as_json:
+        typer.echo(json.dumps(said))
+        return
+    from shufflerl.network.demo import policy_text
+
+    typer.echo(f"After {said['episodes_played']:,} episodes; rows are steps, columns states, entries actions.")
+    typer.echo(policy_text(said))
+
+
+def _ask(at: str, path: str) -> dict[str, Any]:
+    _installed()
+    import httpx2
+
+    try:
+        answer = httpx2.get(f"{at.rstrip('/')}{path}", timeout=10.0, trust_env=False)
+        said: dict[str, Any] = answer.json()
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as reason:
+        raise StorageError(f"The coordinator at {at} does not answer ({reason}); is it running? See --at.") from None
+    if answer.status_code != 200:
+        raise StorageError(f"The coordinator at {at} refuses: {said.get('detail', answer.status_code)}")
+    return said
+
+
+def demo(
+    users: Annotated[int, typer.Option(help="Users, one episode each.", min=30)] = 5000,
+    env: Annotated[DemoEnvironment, typer.Option(help="What they live in.")] = DemoEnvironment.spectrum,
+    learner: Annotated[str, typer.Option(help="Learner.")] = "optimistic",
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")] = 3.0,
+    seed: Annotated[int, typer.Option(help="Of the learner; noise has none.")] = 0,
+    folder: Annotated[Path | None, typer.Option(help="Keep everything here.", metavar="DIR")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start coordinator, shuffler and a fleet of nodes on this machine, and learn from them."""
+    _installed()
+    from shufflerl.network import demo as demonstration
+
+    setting = demonstration.Demo(users=users, env=env.value, learner=learner, epsilon=epsilon, seed=seed)
+    figures = demonstration.run(setting, folder, quiet=as_json)
+    typer.echo(json.dumps(figures) if as_json else demonstration.told(figures))
+
+
+COMMANDS = (coordinator, shuffler, node, status, policy, demo, keys, tokens)

@@ -1,0 +1,169 @@
+"""What each role is told: a TOML file, every key of which can also be set on the command line."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from shufflerl.errors import InvalidInputError
+from shufflerl.mdp import Problem
+from shufflerl.network import wire
+from shufflerl.network.agreement import Terms
+from shufflerl.network.crypto import VerifyKey
+from shufflerl.network.reporting import Invitation
+from shufflerl.privacy.accounting import Budget
+
+if TYPE_CHECKING:  # each role imports what it needs
+    from shufflerl.network.coordinator import Run
+    from shufflerl.network.shuffler import Limits
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all configurations."""
+
+
+class Shape(Config, frozen=True):
+    """A problem by its shape alone; nothing is known of its start and support."""
+
+    horizon: int
+    states: int
+    actions: int
+
+
+class ShufflerConfig(Config, frozen=True):
+    """See docs/network.md."""
+
+    coordinator_key: str
+    folder: str = "shuffler"
+    listen: str = "127.0.0.1:8742"
+    min_batch_size: int = 100
+    most_messages: int = 100_000
+    timeout_seconds: float = 3600.0
+    when_late: Literal["extend", "abort"] = "extend"
+
+    @property
+    def limits(self) -> Limits:
+        """What the operator allows."""
+        from shufflerl.network.shuffler import Limits
+
+        return Limits(self.min_batch_size, self.most_messages, self.timeout_seconds, self.when_late)
+
+
+class CoordinatorConfig(Config, frozen=True):
+    """See docs/network.md."""
+
+    episodes: int
+    epsilon: float
+    delta: float = 1e-5
+    honest_fraction: float = 1.0
+    learner: str = "optimistic"
+    learner_parameters: dict[str, Any] = {}
+    environment: str | None = None
+    environment_parameters: dict[str, Any] = {}
+    shape: Shape | None = None
+    seed: int = 0
+    folder: str = "coordinator"
+    listen: str = "127.0.0.1:8741"
+    shuffler: str = "http://127.0.0.1:8742"
+    workers: int = 1
+    poll_seconds: float = 0.5
+
+    @property
+    def run(self) -> Run:
+        """What is learned."""
+        from shufflerl.network.coordinator import Run
+
+        return Run(
+            self._problem(),
+            self.learner,
+            Budget(self.epsilon, self.delta),
+            self.seed,
+            self.learner_parameters,
+            self.honest_fraction,
+        )
+
+    def _problem(self) -> Problem:
+        if (self.environment is None) == (self.shape is None):
+            raise InvalidInputError("Give either `environment`, whose public part is used, or [shape], and not both.")
+        if self.shape is not None:
+            return Problem(self.shape.horizon, self.shape.states, self.shape.actions, self.episodes)
+        from shufflerl import envs
+
+        assert self.environment is not None
+        return envs.make(self.environment, 0, **self.environment_parameters).problem(self.episodes)
+
+
+class NodeConfig(Config, frozen=True):
+    """See docs/network.md."""
+
+    task: str
+    coordinator_key: str
+    shuffler_key: str
+    epsilon: float
+    delta: float = 1e-5
+    honest_fraction: float = 1.0
+    min_batch_size: int = 100
+    most_messages: int = 100_000
+    shuffler: str = "http://127.0.0.1:8742"
+    tokens: str = "tokens.txt"
+    environment: str = "riverswim"
+    environment_parameters: dict[str, Any] = {}
+    folder: str = "node"
+    workers: int = 1
+    poll_seconds: float = 0.5
+
+    @property
+    def invitation(self) -> Invitation:
+        """Whom the node trusts for what."""
+        return Invitation(
+            wire.task_from_text(self.task),
+            self.shuffler,
+            VerifyKey.from_text(self.coordinator_key),
+            VerifyKey.from_text(self.shuffler_key),
+        )
+
+    @property
+    def terms(self) -> Terms:
+        """What the node accepts."""
+        return Terms(Budget(self.epsilon, self.delta), self.honest_fraction, self.min_batch_size, self.most_messages)
+
+    def read_tokens(self) -> list[bytes]:
+        """The tokens, one per line and user."""
+        try:
+            lines = Path(self.tokens).read_text().split()
+            return [bytes.fromhex(line) for line in lines]
+        except (OSError, ValueError) as reason:
+            raise InvalidInputError(
+                f"The tokens in {self.tokens} cannot be read ({reason}); expected lines of hexadecimal digits, as "
+                "`shufflerl tokens` writes them."
+            ) from None
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
+def read(kind: type[AnyConfig], path: Path | None, **flags: Any) -> AnyConfig:
+    """The configuration in a file, with what the command line says on top; either may be left out."""
+    try:
+        values = {} if path is None else tomllib.loads(path.read_text())
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as reason:
+        raise InvalidInputError(f"{path} cannot be read: {reason}. See docs/network.md for an example.") from None
+    values |= {key: value for key, value in flags.items() if value is not None}
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as reason:
+        known = ", ".join(field.name for field in msgspec.structs.fields(kind))
+        raise InvalidInputError(
+            f"The settings{'' if path is None else f' in {path}'} are wrong: {reason}. Known: {known}."
+        ) from None
+
+
+def address(listen: str) -> tuple[str, int]:
+    """Host and port of "host:port"."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidInputError(f"listen is {listen!r}; expected host:port, such as 127.0.0.1:8741.")
+    return host.strip("[]"), int(port)

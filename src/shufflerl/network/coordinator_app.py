@@ -1,0 +1,262 @@
+"""The coordinator on HTTP: a task that drives the run against the shuffler, and pages that tell how it is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import httpx2
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from shufflerl.network import faults, http, openapi, wire
+from shufflerl.network.coordinator import TROUBLE, Coordinator
+from shufflerl.network.wire import Action, BatchStatus, ProblemError, Reason, Signed, State
+
+Result = TypeVar("Result")
+
+#: Seconds after which a failed request is tried again, at first and at most.
+FIRST_RETRY, LAST_RETRY = 0.1, 10.0
+
+
+class CoordinatorServer:
+    """Drives one `Coordinator` and answers questions about it."""
+
+    def __init__(self, make: Callable[[], Coordinator], shuffler: str, *, poll: float = 0.5) -> None:
+        self._owner = ThreadPoolExecutor(1, "coordinator")
+        self._coordinator = self._owner.submit(make).result()  # in the thread that will use it
+        self._address = shuffler.rstrip("/")
+        self._poll = poll
+        self._began = time.monotonic()
+        self._heard: BatchStatus | None = None  # what the shuffler last said
+        self._trouble: str | None = None
+        self._registry = CollectorRegistry()
+        self._registry.register(_Figures(self))
+        self._status = self._owner.submit(self._summary).result()
+
+    @property
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/v1/status", self._show_status),
+            Route("/v1/policy", self._show_policy),
+            Route("/v1/certificate", self._show_certificate),
+            Route("/v1/batches", self._show_batches),
+            Route("/healthz", self._healthy),
+            Route("/readyz", self._ready),
+            Route("/metrics", self._metrics),
+            Route("/openapi.json", lambda _: http.as_json(openapi.COORDINATOR)),
+        ]
+        app = Starlette(routes=routes, lifespan=self._lifespan)
+        http.answers_problems(app)
+        return app
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        driving = asyncio.create_task(self._drive())
+        try:
+            yield
+        finally:
+            driving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await driving
+            await self._alone(self._coordinator.close)
+            self._owner.shutdown()
+
+    async def _alone(self, action: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """Run in the one thread that owns the run."""
+        call = functools.partial(action, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._owner, call)
+
+    # Driving the run.
+
+    async def _drive(self) -> None:
+        """Step until the run is over; whatever goes wrong is told and tried again."""
+        wait = FIRST_RETRY
+        async with httpx2.AsyncClient(base_url=self._address, timeout=60.0, trust_env=False) as client:
+            while True:
+                try:
+                    idle = await self._step(client)
+                    wait, self._trouble = FIRST_RETRY, None
+                except (httpx2.HTTPError, *TROUBLE) as reason:
+                    if self._trouble is None:
+                        http.event("trouble", detail=str(reason) or type(reason).__name__)
+                    self._trouble = f"{type(reason).__name__}: {reason}"
+                    idle, wait = wait, min(2 * wait, LAST_RETRY)
+                self._status = await self._alone(self._summary)
+                await asyncio.sleep(idle)
+
+    async def _step(self, client: httpx2.AsyncClient) -> float:
+        """One step of the run; returns how long to wait before the next."""
+        run = self._coordinator
+        for number, attempt in await self._alone(run.unacknowledged):
+            faults.reached("acknowledge")
+            await self._ask(client, "/v1/scrubs", run.command(number, attempt, Action.scrub))
+            await self._alone(run.acknowledged, number)
+        pending = await self._alone(lambda: run.pending)
+        if pending is None:
+            return self._poll
+        number, attempt, announcement = pending
+        if self._heard is None or (self._heard.batch, self._heard.attempt) != (number, attempt):
+            faults.reached("publish")
+            answer = await self._ask(client, "/v1/announcements", announcement)
+            http.event("announced", batch=number, attempt=attempt)
+            faults.reached("published")
+        else:
+            answer = await client.get(f"/v1/tasks/{run.task.hex()}/status")
+            _raise_problem(answer)
+        self._heard = heard = msgspec.json.decode(answer.content, type=BatchStatus)
+        if (heard.batch, heard.attempt) != (number, attempt):
+            self._heard = None  # the shuffler forgot the batch: announce it again
+        elif heard.state == State.aborted:
+            await self._alone(run.reopen)
+            http.event("announced again", batch=number, attempt=attempt + 1)
+        elif heard.state == State.released:
+            chunks = [
+                (await self._ask(client, "/v1/releases", run.command(number, attempt, Action.collect, chunk))).content
+                for chunk in range(heard.chunks)
+            ]
+            await self._alone(run.absorb, chunks)
+            http.event("learned", batch=number, users=heard.users)
+            return 0.0
+        elif heard.state == State.scrubbed:
+            raise ProblemError(
+                Reason.gone,
+                f"The shuffler has scrubbed batch {number}, from which this coordinator has not learned. Was its "
+                "folder restored from an old backup? The run cannot go on; begin another with other users.",
+            )
+        return self._poll
+
+    async def _ask(self, client: httpx2.AsyncClient, path: str, signed: Signed) -> httpx2.Response:
+        answer = await client.post(path, content=wire.encode(signed), headers={"content-type": wire.MEDIA_TYPE})
+        _raise_problem(answer)
+        return answer
+
+    # What can be asked.
+
+    def _summary(self) -> dict[str, Any]:
+        run, pending = self._coordinator, self._coordinator.pending
+        learner, (batches, messages, invalid) = run.learner, run.tally()
+        return {
+            "task": run.task.hex(),
+            "coordinator_key": str(run.identity.public),
+            "learner": run.run.learner,
+            "episodes": learner.problem.episodes,
+            "episodes_played": learner.episodes_played,
+            "finished": pending is None,
+            "batch": None if pending is None else pending[0],
+            "attempt": None if pending is None else pending[1],
+            "batches_learned": batches,
+            "messages": messages,
+            "invalid_messages": invalid,
+            "epsilon_spent": run.ledger.spent,
+            "epsilon_budget": run.run.budget.epsilon,
+            "delta": run.run.budget.delta,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """The run's status with what holds it up."""
+        heard = self._heard
+        return self._status | {
+            "shuffler": self._address,
+            "shuffler_says": None if heard is None else msgspec.to_builtins(heard),
+            "trouble": self._trouble,
+            "why": self._why(),
+            "seconds": round(time.monotonic() - self._began, 1),
+        }
+
+    def _why(self) -> str:
+        """Why the batch is not advancing, in a sentence."""
+        heard = self._heard
+        if self._trouble is not None:
+            return f"The last step failed and is tried again: {self._trouble}"
+        if self._status["finished"]:
+            return "The run is over: every episode was played."
+        if heard is None:
+            return f"Batch {self._status['batch']} is being announced to the shuffler."
+        if heard.state == State.open:
+            more = f"; it was extended {heard.extensions} times" if heard.extensions else ""
+            return (
+                f"Batch {heard.batch} waits for users: {heard.accepted:,} of {heard.users:,} reports are in, "
+                f"{heard.users - heard.accepted:,} are missing. In {heard.seconds_left:.0f} s its time is up{more}."
+            )
+        return f"Batch {heard.batch} is {heard.state}; its {heard.users:,} reports are being mixed, opened or counted."
+
+    async def _show_status(self, _: Request) -> Response:
+        return http.as_json(self.describe())
+
+    async def _show_policy(self, _: Request) -> Response:
+        policy = await self._alone(lambda: self._coordinator.policy)
+        if policy is None:
+            raise ProblemError(Reason.not_found, "No batch has been answered yet, so no policy was deployed.")
+        played = self._status["episodes_played"]
+        body = {"episodes_played": played, "weights": policy.weights.tolist(), "policies": policy.policies.tolist()}
+        return http.as_json(body)
+
+    async def _show_certificate(self, _: Request) -> Response:
+        certificate = await self._alone(self._coordinator.certificate)
+        return http.as_json(certificate.as_dict() | {"text": str(certificate), "spent": self._status["epsilon_spent"]})
+
+    async def _show_batches(self, _: Request) -> Response:
+        records = await self._alone(lambda: self._coordinator.records)
+        body = [
+            {
+                "batch": record.batch.index,
+                "users": record.batch.users,
+                "messages": record.messages,
+                "invalid_messages": record.invalid,
+                "noise_mean": record.noise.mean,
+                "noisy_counts": record.values.tolist(),
+            }
+            for record in records
+        ]
+        return http.as_json({"batches": body})
+
+    async def _healthy(self, _: Request) -> Response:
+        return http.as_json({"status": "alive"})
+
+    async def _ready(self, _: Request) -> Response:
+        if self._trouble is not None:
+            return http.problem(ProblemError(Reason.busy, self._why()))
+        return http.as_json({"status": "ready"})
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
+
+
+class _Figures(Collector):
+    def __init__(self, server: CoordinatorServer) -> None:
+        self._server = server
+
+    def collect(self) -> Iterable[Metric]:
+        """See prometheus_client."""
+        now = self._server.describe()
+        yield GaugeMetricFamily("shufflerl_episodes", "Episodes of the run.", value=now["episodes"])
+        yield GaugeMetricFamily("shufflerl_episodes_played", "Episodes learned from.", value=now["episodes_played"])
+        yield GaugeMetricFamily("shufflerl_batches_learned", "Batches learned from.", value=now["batches_learned"])
+        yield CounterMetricFamily("shufflerl_messages", "Messages opened.", value=now["messages"])
+        yield CounterMetricFamily("shufflerl_invalid_messages", "Messages left out.", value=now["invalid_messages"])
+        yield GaugeMetricFamily("shufflerl_epsilon_spent", "Privacy spent by any user.", value=now["epsilon_spent"])
+        yield GaugeMetricFamily("shufflerl_trouble", "1 while a step fails.", value=now["trouble"] is not None)
+
+
+def _raise_problem(answer: httpx2.Response) -> None:
+    if answer.status_code == 200:
+        return
+    try:
+        said = msgspec.json.decode(answer.content, type=wire.ProblemDetail)
+        reason = Reason(said.type.rpartition(":")[2])
+    except (msgspec.DecodeError, ValueError):
+        raise ProblemError(Reason.busy, f"The shuffler answered {answer.status_code}.") from None
+    raise ProblemError(reason, f"The shuffler refuses: {said.detail}")

@@ -1,0 +1,207 @@
+"""Sealing (HPKE, RFC 9180), signing (Ed25519), enrolment tokens. All primitives are those of `cryptography`.
+
+Every purpose has a context of its own, so that bytes made for one can never pass for another: `info` binds what is
+sealed to role, task, batch, attempt and the announcement's digest; signatures cover the name of what is signed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from shufflerl.errors import InvalidInputError, StorageError
+from shufflerl.network import wire
+from shufflerl.network.wire import Message, ProblemError, Reason, Signed
+
+SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+#: What sealing adds: the encapsulated key and the authentication code.
+SEAL_BYTES = 32 + 16
+
+_PREFIX = b"shufflerl/1/"
+
+
+class UnsealError(Exception):
+    """These bytes were not sealed to this key for this purpose."""
+
+
+def seal(key: X25519PublicKey, info: bytes, text: bytes) -> bytes:
+    """Seal with a fresh ephemeral key: equal texts have unrelated seals."""
+    return SUITE.encrypt(text, key, info=info)
+
+
+def unseal(key: X25519PrivateKey, info: bytes, sealed: bytes) -> bytes:
+    """Open what `seal` made for this key and info."""
+    try:
+        return SUITE.decrypt(sealed, key, info=info)
+    except (InvalidTag, ValueError):
+        raise UnsealError from None
+
+
+def _info(role: bytes, task: bytes, batch: int, attempt: int, digest: bytes) -> bytes:
+    return _PREFIX + role + b"\0" + struct.pack(">16sQQ32s", task, batch, attempt, digest)
+
+
+def tag_info(task: bytes, batch: int, attempt: int, digest: bytes) -> bytes:
+    """The context of a tag sealed to the coordinator."""
+    return _info(b"tag", task, batch, attempt, digest)
+
+
+def envelope_info(task: bytes, batch: int, attempt: int, digest: bytes, report_id: bytes) -> bytes:
+    """The context of an envelope sealed to the shuffler; the report's id in it keeps others from passing it on."""
+    return _info(b"envelope", task, batch, attempt, digest) + report_id
+
+
+def digest(payload: bytes) -> bytes:
+    """The name of an announcement: SHA-256 of the bytes that were signed."""
+    return hashlib.sha256(payload).digest()
+
+
+def new_box_key() -> X25519PrivateKey:
+    """A key to seal to."""
+    return X25519PrivateKey.generate()
+
+
+def box_key(raw: bytes) -> X25519PrivateKey:
+    """A private key from its 32 bytes."""
+    return X25519PrivateKey.from_private_bytes(raw)
+
+
+def public_box_key(raw: bytes) -> X25519PublicKey:
+    """A public key from its 32 bytes."""
+    return X25519PublicKey.from_public_bytes(raw)
+
+
+@dataclass(frozen=True)
+class VerifyKey:
+    """The public half of an identity, pinned by those who rely on it; written as 64 hexadecimal digits."""
+
+    raw: bytes
+
+    @classmethod
+    def from_text(cls, text: str) -> VerifyKey:
+        """Read the 64 digits."""
+        try:
+            raw = bytes.fromhex(text)
+        except (TypeError, ValueError):
+            raw = b""
+        if len(raw) != 32:
+            raise InvalidInputError(
+                f"{text!r} is not a public key; expected 64 hexadecimal digits, as `shufflerl keys` prints them."
+            )
+        return cls(raw)
+
+    def __str__(self) -> str:
+        return self.raw.hex()
+
+    def verify(self, kind: type[wire.AnyMessage], signed: Signed) -> wire.AnyMessage:
+        """The message that was signed as this kind, or a problem."""
+        try:
+            Ed25519PublicKey.from_public_bytes(self.raw).verify(signed.signature, _signed_bytes(kind, signed.payload))
+        except (InvalidSignature, ValueError):
+            raise ProblemError(
+                Reason.unauthorized, f"The {kind.__name__} is not signed by the key {self}; it was not used."
+            ) from None
+        return wire.decode(kind, signed.payload)
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """An identity: who holds it can speak for its role."""
+
+    private: Ed25519PrivateKey
+
+    @classmethod
+    def load(cls, path: Path) -> SigningKey:
+        """The key in a PEM file; a new one, readable by its owner only, where there is no file."""
+        if not path.exists():
+            pem = Ed25519PrivateKey.generate().private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            write_secret(path, pem)
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
+        except (OSError, ValueError, TypeError) as reason:
+            raise StorageError(f"The key {path} cannot be read ({reason}); restore it from a backup.") from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise StorageError(f"The key {path} is not an Ed25519 key; restore it from a backup.")
+        return cls(key)
+
+    @property
+    def public(self) -> VerifyKey:
+        """What others pin."""
+        return VerifyKey(self.private.public_key().public_bytes_raw())
+
+    def sign(self, message: Message) -> Signed:
+        """The message, signed as what it is."""
+        payload = wire.encode(message)
+        return Signed(payload=payload, signature=self.private.sign(_signed_bytes(type(message), payload)))
+
+
+def _signed_bytes(kind: type[Message], payload: bytes) -> bytes:
+    return _PREFIX + b"signature/" + kind.__name__.encode() + b"\0" + payload
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """The secret by which the shuffler knows its users' tokens without a list of them.
+
+    A token is 16 random bytes and their authentication code. It says that its holder was enrolled, not who it is.
+    """
+
+    secret: bytes
+
+    @classmethod
+    def load(cls, path: Path) -> Enrolment:
+        """The secret in a file; a new one, readable by its owner only, where there is no file."""
+        if not path.exists():
+            write_secret(path, secrets.token_bytes(32))
+        secret = path.read_bytes()
+        if len(secret) != 32:
+            raise StorageError(f"{path} is not an enrolment secret of 32 bytes; restore it from a backup.")
+        return cls(secret)
+
+    def mint(self) -> bytes:
+        """A token for one user."""
+        nonce = secrets.token_bytes(16)
+        return nonce + self._code(nonce)
+
+    def genuine(self, token: bytes) -> bool:
+        """Whether this secret made the token."""
+        return len(token) == wire.TOKEN_BYTES and hmac.compare_digest(self._code(token[:16]), token[16:])
+
+    def _code(self, nonce: bytes) -> bytes:
+        return hmac.digest(self.secret, _PREFIX + b"token\0" + nonce, "sha256")[:16]
+
+
+def report_id(task: bytes, token: bytes) -> bytes:
+    """The one report id a token has in a run: a second report of its holder cannot have another.
+
+    Of different runs the ids of one token are unrelated to all who do not know it.
+    """
+    return hashlib.sha256(_PREFIX + b"report id\0" + task + token).digest()[: wire.REPORT_ID_BYTES]
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """A new file that only its owner can read, complete or not there at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, path)  # fails where another was first
+    finally:
+        aside.unlink()

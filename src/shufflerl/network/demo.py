@@ -1,0 +1,278 @@
+"""The whole system on one machine: three roles as separate processes on loopback, learning from simulated users."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+
+from shufflerl import envs
+from shufflerl.errors import LostWorkersError
+from shufflerl.mdp import MDP, Mixture
+from shufflerl.network import roles
+from shufflerl.network.crypto import SigningKey
+from shufflerl.planning import mixture_value
+
+DELTA = 1e-5
+#: Seconds a role has to say that it listens: the first start compiles.
+START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What is demonstrated."""
+
+    users: int
+    env: str
+    learner: str
+    epsilon: float
+    seed: int
+
+    @property
+    def min_batch_size(self) -> int:
+        """Fewest users mixed: the first batches of a short run are small."""
+        return min(30, self.users)
+
+    @property
+    def learner_parameters(self) -> str:
+        """Of the learner, as TOML: every batch costs its messages, so few of them."""
+        few = f"batches = 10, first = {self.min_batch_size}" if self.learner == "optimistic" else ""
+        return f"learner_parameters = {{ {few} }}\n"
+
+
+class Role:
+    """A process of the demonstration; its standard output's first line says where it listens."""
+
+    def __init__(self, name: str, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.name = name
+        self._log = (folder / f"{name}.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "shufflerl", name, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self.log = folder / f"{name}.log"
+
+    def heard(self) -> dict[str, Any]:
+        """The next line it says, as JSON."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            last = self.log.read_text(errors="replace").strip()[-500:]
+            raise LostWorkersError(f"The {self.name} ended with code {self.process.returncode}. It last said: {last}")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def stop(self) -> None:
+        """Ask it to end, and see to it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def system(setting: Demo, folder: Path, environment: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
+    """Shuffler, coordinator and fleet, running; ended when the block ends."""
+    started: list[Role] = []
+    budget = ("--epsilon", str(setting.epsilon), "--delta", str(DELTA))
+    mixing = ("--min-batch-size", str(setting.min_batch_size))
+    workers = str(min(2, os.cpu_count() or 1))  # more would be faster, and more memory than a demonstration may take
+    coordinator_key = str(SigningKey.load(folder / "coordinator" / "identity.pem").public)
+
+    def start(name: str, *arguments: str) -> Role:
+        started.append(Role(name, folder, *arguments, environment=environment))
+        return started[-1]
+
+    try:
+        shuffler = start(
+            *("shuffler", "--folder", str(folder / "shuffler"), "--listen", "127.0.0.1:0"),
+            *("--coordinator-key", coordinator_key, *mixing),
+        )
+        shuffler_said = shuffler.heard()
+        shuffler_at = f"http://127.0.0.1:{shuffler_said['port']}"
+        settings = folder / "coordinator.toml"
+        settings.write_text(setting.learner_parameters)
+        coordinator = start(
+            *("coordinator", str(settings), "--folder", str(folder / "coordinator"), "--listen", "127.0.0.1:0"),
+            *("--shuffler", shuffler_at, "--environment", setting.env, "--learner", setting.learner, *budget),
+            *("--episodes", str(setting.users), "--seed", str(setting.seed)),
+            *("--workers", workers, "--poll-seconds", "0.05"),
+        )
+        coordinator_said = coordinator.heard()
+        roles.mint_tokens(folder / "shuffler", setting.users, folder / "tokens.txt")
+        fleet = start(
+            *("node", "--folder", str(folder / "nodes"), "--shuffler", shuffler_at, *budget, *mixing),
+            *("--task", coordinator_said["task"], "--coordinator-key", coordinator_key),
+            *("--shuffler-key", shuffler_said["key"], "--tokens", str(folder / "tokens.txt")),
+            *("--environment", setting.env, "--workers", workers, "--poll-seconds", "0.05"),
+        )
+        yield {
+            "shuffler": shuffler,
+            "coordinator": coordinator,
+            "fleet": fleet,
+            "shuffler_at": shuffler_at,
+            "coordinator_at": f"http://127.0.0.1:{coordinator_said['port']}",
+        }
+    finally:
+        for role in reversed(started):
+            role.stop()
+
+
+def run(setting: Demo, folder: Path | None = None, *, quiet: bool = False) -> dict[str, Any]:
+    """Learn from the users, and tell what came of it."""
+    with contextlib.ExitStack() as stack:
+        place = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shufflerl-"))) if folder is None else folder
+        )
+        place.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        parts = stack.enter_context(system(setting, place))
+        with httpx2.Client(base_url=parts["coordinator_at"], timeout=30.0, trust_env=False) as client:
+            learning = time.monotonic()
+            _watch(client, parts, quiet=quiet)
+            seconds = time.monotonic() - learning
+            figures = _figures(setting, client, parts)
+        figures["seconds"] = round(time.monotonic() - began, 1)
+        figures["reports_per_second"] = round(setting.users / seconds, 1)
+        return figures
+
+
+def _watch(client: httpx2.Client, parts: dict[str, Any], *, quiet: bool) -> None:
+    """Show progress until the run is over; give up if a role ended."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("learning")
+        while True:
+            said = client.get("/v1/status").json()
+            heard = said["shuffler_says"] or {}
+            extra = heard.get("accepted", 0) if heard.get("batch") == said["batch"] else 0
+            what = "done" if said["finished"] else f"batch {said['batch']}, {heard.get('state', 'announced')}"
+            bar.update(task, completed=said["episodes_played"] + extra, total=said["episodes"], description=what)
+            if said["finished"]:
+                return
+            for name in ("shuffler", "coordinator", "fleet"):
+                code = parts[name].process.poll()
+                if code is not None and (name != "fleet" or code != 0):
+                    last = parts[name].log.read_text(errors="replace").strip()[-500:]
+                    raise LostWorkersError(
+                        f"The {name} ended with code {code} before the run did. It last said: {last}"
+                    )
+            time.sleep(0.1)
+
+
+def _figures(setting: Demo, client: httpx2.Client, parts: dict[str, Any]) -> dict[str, Any]:
+    status = client.get("/v1/status").json()
+    policy = client.get("/v1/policy").json()
+    certificate = client.get("/v1/certificate").json()
+    batches = client.get("/v1/batches").json()["batches"]
+    metrics = httpx2.get(f"{parts['shuffler_at']}/metrics", trust_env=False).text
+    fleet = parts["fleet"].heard()
+    mdp = envs.make(setting.env, 0)
+    assert isinstance(mdp, MDP)
+    mixture = Mixture(policy["policies"], policy["weights"])
+    return {
+        "users": setting.users,
+        "environment": setting.env,
+        "learner": setting.learner,
+        "value": {
+            "learned": mixture_value(mdp, mixture),
+            "random": _random_value(mdp),
+            "optimal": mdp.optimal_value,
+        },
+        "policy": policy,
+        "certificate": certificate,
+        "batches": [{key: batch[key] for key in ("batch", "users", "messages", "noise_mean")} for batch in batches],
+        "saw": {
+            "node": "its own episode",
+            "shuffler": {
+                "reports": int(_metric(metrics, "shufflerl_reports_accepted_total")),
+                "bytes": fleet["uploaded_bytes"],
+                "messages_in_clear": 0,
+            },
+            "coordinator": {"messages": status["messages"], "origins": 0, "noisy_counts": len(batches)},
+        },
+        "verdicts": fleet["verdicts"],
+        "peak_mb": {name: roles.peak_memory(parts[name].process.pid) for name in ("shuffler", "coordinator")}
+        | {"fleet": fleet["peak_mb"]},
+    }
+
+
+def _metric(text: str, name: str) -> float:
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def _random_value(mdp: MDP) -> float:
+    """Expected reward of a user who acts at random."""
+    value = np.zeros(mdp.n_states)
+    for h in reversed(range(mdp.horizon)):
+        ahead = mdp.transitions[h] @ value if h < mdp.horizon - 1 else 0.0
+        value = (mdp.rewards[h] + ahead).mean(axis=1)
+    return float(mdp.start @ value)
+
+
+def policy_text(policy: dict[str, Any]) -> str:
+    """The likeliest policy of a mixture: a line per step, an action per state."""
+    heaviest = int(np.argmax(policy["weights"]))
+    share = policy["weights"][heaviest]
+    lines = [
+        f"step {step}: {' '.join(str(action) for action in row)}"
+        for step, row in enumerate(policy["policies"][heaviest], 1)
+    ]
+    if len(policy["weights"]) > 1:
+        lines.append(f"(given to {share:.0%} of users; the others have one of {len(policy['weights']) - 1} more)")
+    return "\n".join(lines)
+
+
+def told(figures: dict[str, Any]) -> str:
+    """The figures for a reader."""
+    value, saw, memory = figures["value"], figures["saw"], figures["peak_mb"]
+    gain = (value["learned"] - value["random"]) / (value["optimal"] - value["random"])
+    return "\n".join(
+        [
+            f"{figures['users']:,} users taught {figures['learner']} {figures['environment']} in "
+            f"{len(figures['batches'])} batches, {figures['seconds']:.0f} s, "
+            f"{figures['reports_per_second']:,.0f} reports/s.",
+            "",
+            "Learned policy (rows are steps, columns states, entries actions)",
+            policy_text(figures["policy"]),
+            "",
+            f"Value per episode: {value['learned']:.4f} learned, {value['random']:.4f} at random, "
+            f"{value['optimal']:.4f} at best: {gain:.0%} of the way.",
+            "",
+            figures["certificate"]["text"],
+            "",
+            "What each party saw",
+            "  a node       its own episode, and nothing of any other",
+            f"  shuffler     {saw['shuffler']['reports']:,} reports and where they came from, "
+            f"{saw['shuffler']['bytes'] / 1e6:,.1f} MB sealed; not one message in clear",
+            f"  coordinator  {saw['coordinator']['messages']:,} messages in random order, true and noise alike; "
+            "not one origin",
+            "",
+            "Peak memory: " + ", ".join(f"{name} {mb:.0f} MB" for name, mb in memory.items() if mb is not None),
+        ]
+    )

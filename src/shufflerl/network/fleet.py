@@ -1,0 +1,186 @@
+"""Many nodes in one process, for load and for demonstrations: each has a token, an episode and a report of its own.
+
+Nodes of a fleet share one outbox and one ledger, and processes that play and seal. They answer each batch with as many
+nodes as it still wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+
+from shufflerl.network import wire
+from shufflerl.network.agreement import Terms
+from shufflerl.network.commits import GroupCommit
+from shufflerl.network.composing import RECORD, checked_batch, compose
+from shufflerl.network.node import Backoff, charge, settled
+from shufflerl.network.outbox import Outbox, Parcel
+from shufflerl.network.reporting import Invitation
+from shufflerl.network.wire import BatchStatus, Outcomes, Report, State, Upload
+from shufflerl.privacy.ledger import Ledger
+
+#: Called with the number of reports that have a verdict.
+Progress = Callable[[int], None]
+
+
+class Fleet:
+    """Runs until every token has been used."""
+
+    def __init__(
+        self,
+        env: str,
+        parameters: dict[str, Any],
+        invitation: Invitation,
+        terms: Terms,
+        tokens: Sequence[bytes],
+        folder: Path,
+        *,
+        workers: int = 1,
+        connections: int = 64,
+        poll: float = 0.1,
+    ) -> None:
+        self._env, self._parameters = env, parameters
+        self._invitation, self._terms = invitation, terms
+        self._tokens = list(tokens)
+        self._outbox = Outbox(folder / "outbox.db")
+        self._ledger = Ledger("fleet", terms.budget, folder / "ledger.db")
+        self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+        self._at_once = connections
+        self._kept = GroupCommit(self._keep)
+        self._settled = GroupCommit(self._settle)
+        self._poll = poll
+        self._record = os.environ.get(RECORD)
+        self._true: dict[int, Counter[int]] = {}
+        self._sent: dict[int, Counter[int]] = {}
+        self.verdicts: Counter[str] = Counter()
+        self.uploaded_bytes = 0
+
+    async def run(self, progress: Progress | None = None) -> None:
+        """Answer batch after batch; reports of an earlier process that were not delivered go first."""
+        task = self._invitation.task
+        used = {int(parcel.node): parcel for parcel in self._outbox.of_run(task)}
+        charged = set(self._ledger.releases)  # a node that was charged but has no parcel lost its turn in a crash
+        waiting = [number for number in range(len(self._tokens)) if self._charge_name(number) not in charged]
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        async with httpx2.AsyncClient(
+            base_url=self._invitation.shuffler, timeout=60.0, limits=limits, trust_env=False
+        ) as client:
+            again = [parcel for parcel in used.values() if parcel.verdict is None]
+            await self._all(self._deliver(client, parcel, progress) for parcel in again)
+            backoff = Backoff(first=self._poll, most=2.0)
+            while waiting:
+                try:
+                    wanted, batch = await self._open_batch(client)
+                    backoff.reset()
+                except (httpx2.HTTPError, wire.ProblemError, msgspec.DecodeError):
+                    await asyncio.sleep(backoff.wait())
+                    continue
+                if wanted == 0:
+                    await asyncio.sleep(self._poll)
+                    continue
+                sent, waiting = waiting[:wanted], waiting[wanted:]
+                await self._answer(client, batch, sent, progress)
+
+    async def _open_batch(self, client: httpx2.AsyncClient) -> tuple[int, bytes]:
+        """How many reports the current batch wants, and that batch."""
+        task = self._invitation.task.hex()
+        answer = await client.get(f"/v1/tasks/{task}/status")
+        answer.raise_for_status()
+        status = msgspec.json.decode(answer.content, type=BatchStatus)
+        if status.state != State.open:
+            return 0, b""
+        answer = await client.get(f"/v1/tasks/{task}/batch")
+        answer.raise_for_status()
+        return status.users - status.accepted, answer.content
+
+    async def _answer(
+        self, client: httpx2.AsyncClient, batch: bytes, nodes: list[int], progress: Progress | None
+    ) -> None:
+        """Let these nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
+        agreement = checked_batch(batch, self._invitation).agreement
+        await asyncio.to_thread(self._terms.check, agreement)
+        said = agreement.announcement
+        self._ledger.record_all([self._charge_name(node) for node in nodes], charge(self._terms, agreement))
+
+        async def take_part(node: int) -> None:
+            composed = await asyncio.get_running_loop().run_in_executor(
+                self._pool, compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
+            )
+            parcel = Parcel(str(node), said.task, said.batch, said.attempt, composed.report)
+            await self._kept.submit(parcel)
+            if self._record is not None:
+                self._true.setdefault(said.batch, Counter()).update(composed.true)
+                self._sent.setdefault(said.batch, Counter()).update(composed.tags)
+            await self._deliver(client, parcel, progress)
+
+        await self._all(take_part(node) for node in nodes)
+        self._write_record()
+
+    def _charge_name(self, node: int) -> str:
+        return f"node {node} in run {self._invitation.task.hex()}"
+
+    async def _keep(self, parcels: list[Parcel]) -> list[None]:
+        await asyncio.to_thread(self._outbox.put, parcels)
+        return [None] * len(parcels)
+
+    async def _settle(self, verdicts: list[tuple[str, bytes, str]]) -> list[None]:
+        await asyncio.to_thread(self._outbox.settle, verdicts)
+        return [None] * len(verdicts)
+
+    async def _deliver(self, client: httpx2.AsyncClient, parcel: Parcel, progress: Progress | None) -> None:
+        """Send until there is a verdict; always the same bytes."""
+        assert parcel.report is not None
+        report = wire.decode(Report, parcel.report)
+        upload = wire.encode(Upload(batch=parcel.batch, attempt=parcel.attempt, reports=[report]))
+        backoff = Backoff(most=5.0)
+        while True:
+            try:
+                answer = await client.post(
+                    f"/v1/tasks/{parcel.task.hex()}/reports", content=upload, headers={"content-type": wire.MEDIA_TYPE}
+                )
+                if answer.status_code == 200:
+                    (outcome,) = wire.decode(Outcomes, answer.content).outcomes
+                    break
+            except (httpx2.HTTPError, wire.ProblemError, ValueError):
+                pass  # nothing is known of it; the same bytes again
+            await asyncio.sleep(backoff.wait())
+        verdict = settled(outcome)
+        self.verdicts[verdict] += 1
+        self.uploaded_bytes += len(upload)
+        await self._settled.submit((parcel.node, parcel.task, verdict))
+        if progress is not None:
+            progress(sum(self.verdicts.values()))
+
+    async def _all(self, actions: Iterator[Coroutine[Any, Any, None]]) -> None:
+        """Do all of it, as many at once as there may be connections."""
+
+        async def one_after_the_other() -> None:
+            for action in actions:
+                await action
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._at_once):
+                group.create_task(one_after_the_other())
+
+    def _write_record(self) -> None:
+        if self._record is not None:
+            both = {"true": self._true, "sent": self._sent}
+            unfinished = Path(self._record).with_suffix(".tmp")
+            unfinished.write_text(json.dumps(both))
+            unfinished.replace(self._record)
+
+    def close(self) -> None:
+        """End the workers and let go of the files."""
+        self._pool.shutdown(cancel_futures=True)
+        self._outbox.close()
+        self._ledger.close()

@@ -1,0 +1,185 @@
+"""A node: one user's device. It plays one episode, adds its noise, seals what it says, and says it once.
+
+`Node` is the whole of it for one user:
+
+    node = Node(gymnasium.make("shufflerl/RiverSwim-v0"), invitation, Terms(Budget(1.0, 1e-5)), token, folder)
+    receipt = node.participate()
+
+Before it plays it checks both signatures and computes from the announcement itself what taking part costs. Whether it
+reports, and how many messages it sends, depends on nothing that happened in the episode.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import msgspec
+
+from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError
+from shufflerl.network import wire
+from shufflerl.network.agreement import Agreement, Terms
+from shufflerl.network.outbox import Outbox, Parcel
+from shufflerl.network.reporting import (
+    Checked,
+    Environment,
+    Invitation,
+    check_environment,
+    check_signatures,
+    make_report,
+    play,
+)
+from shufflerl.network.wire import (
+    BatchStatus,
+    OpenBatch,
+    Outcome,
+    Outcomes,
+    ProblemError,
+    Reason,
+    Report,
+    State,
+    Upload,
+    Verdict,
+)
+from shufflerl.privacy.ledger import Charge, Ledger
+
+
+def charge(terms: Terms, agreement: Agreement) -> Charge:
+    """What taking part costs, by the node's own figures."""
+    return Charge(terms.honest_noise(agreement), agreement.protocol.query.changed_counters)
+
+
+def settled(outcome: Outcome) -> str:
+    """The verdict to note for an outcome. A token that is spent was spent by this very report, as nodes make one."""
+    if outcome.verdict in (Verdict.accepted, Verdict.duplicate):
+        return Verdict.accepted
+    assert outcome.problem is not None
+    reason = outcome.problem.type.rpartition(":")[2]
+    return Verdict.accepted if reason == Reason.replayed else f"refused: {reason}"
+
+
+class Backoff:
+    """Growing waits with random parts, so that many nodes do not come back at once."""
+
+    def __init__(self, first: float = 0.1, most: float = 30.0) -> None:
+        self._first, self._most, self._next = first, most, first
+
+    def wait(self) -> float:
+        """Seconds to wait now."""
+        now, self._next = self._next, min(2 * self._next, self._most)
+        return now * (0.5 + secrets.randbelow(1000) / 1000)
+
+    def reset(self) -> None:
+        """It went well."""
+        self._next = self._first
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What became of a node's participation."""
+
+    batch: int
+    verdict: str
+
+
+class Node:
+    """One user's participation in one run; its folder remembers that, so that it happens once."""
+
+    def __init__(
+        self, env: Environment, invitation: Invitation, terms: Terms, token: bytes, folder: Path, *, name: str = "node"
+    ) -> None:
+        if len(token) != wire.TOKEN_BYTES:
+            raise InvalidInputError(f"The token has {len(token)} bytes; expected the {wire.TOKEN_BYTES} it was issued.")
+        self._env = env
+        self._invitation = invitation
+        self._terms = terms
+        self._token = token
+        self._name = name
+        self._outbox = Outbox(folder / "outbox.db")
+        self._ledger = Ledger("node", terms.budget, folder / "ledger.db")
+        self._client = httpx2.Client(base_url=invitation.shuffler, timeout=30.0, trust_env=False)
+
+    def participate(self, *, timeout: float = 3600.0) -> Receipt:
+        """Wait for a batch with room, play, and report. Called again after a crash, it sends what it had prepared."""
+        deadline = time.monotonic() + timeout
+        parcel = self._outbox.get(self._name, self._invitation.task)
+        if parcel is None:
+            parcel = self._prepare(self._wait_for_batch(deadline))
+        if parcel.verdict is not None:
+            raise ContractError(
+                f"This node has taken part in the run already (batch {parcel.batch}, {parcel.verdict}); it "
+                "does so once."
+            )
+        return self._deliver(parcel, deadline)
+
+    def _wait_for_batch(self, deadline: float) -> Checked:
+        backoff = Backoff(most=5.0)
+        task = self._invitation.task.hex()
+        while True:
+            try:
+                status = msgspec.json.decode(self._get(f"/v1/tasks/{task}/status"), type=BatchStatus)
+                if status.state == State.open and status.accepted < status.users:
+                    batch = wire.decode(OpenBatch, self._get(f"/v1/tasks/{task}/batch"))
+                    return check_signatures(self._invitation, batch)
+                trouble = f"batch {status.batch} is {status.state}"
+            except (httpx2.HTTPError, ProblemError, msgspec.DecodeError) as reason:
+                if isinstance(reason, ProblemError) and reason.reason == Reason.unauthorized:
+                    raise
+                trouble = str(reason)
+            self._pause(backoff, deadline, f"No batch was open in time; the last was: {trouble}")
+
+    def _prepare(self, checked: Checked) -> Parcel:
+        """Check the terms, charge the ledger, and only then play; the report is on disk before it is sent."""
+        said = checked.agreement.announcement
+        check_environment(self._env, checked.agreement)
+        self._terms.check(checked.agreement)
+        self._ledger.record(f"run {said.task.hex()}", charge(self._terms, checked.agreement), cohort="this node")
+        report = make_report(checked, play(self._env, checked.agreement), self._token)
+        parcel = Parcel(self._name, said.task, said.batch, said.attempt, wire.encode(report))
+        self._outbox.put([parcel])
+        return parcel
+
+    def _deliver(self, parcel: Parcel, deadline: float) -> Receipt:
+        assert parcel.report is not None
+        report = wire.decode(Report, parcel.report)
+        upload = wire.encode(Upload(batch=parcel.batch, attempt=parcel.attempt, reports=[report]))
+        backoff = Backoff()
+        while True:
+            try:
+                answer = self._client.post(
+                    f"/v1/tasks/{parcel.task.hex()}/reports", content=upload, headers={"content-type": wire.MEDIA_TYPE}
+                )
+                if answer.status_code == 200:
+                    (outcome,) = wire.decode(Outcomes, answer.content).outcomes
+                    verdict = settled(outcome)
+                    self._outbox.settle([(parcel.node, parcel.task, verdict)])
+                    return Receipt(parcel.batch, verdict)
+                trouble = f"the shuffler answered {answer.status_code}: {answer.text[:200]}"
+            except (httpx2.HTTPError, ProblemError, ValueError) as reason:
+                trouble = str(reason)
+            self._pause(backoff, deadline, f"The report could not be delivered in time ({trouble}); it is kept")
+
+    def _get(self, path: str) -> bytes:
+        answer = self._client.get(path)
+        if answer.status_code != 200:
+            raise ProblemError(Reason.busy, f"the shuffler answered {answer.status_code}: {answer.text[:200]}")
+        return answer.content
+
+    def _pause(self, backoff: Backoff, deadline: float, otherwise: str) -> None:
+        wait = backoff.wait()
+        if time.monotonic() + wait > deadline:
+            raise TimeLimitError(f"{otherwise}. Try again later.")
+        time.sleep(wait)
+
+    def close(self) -> None:
+        """Let go of the files and the connection."""
+        self._client.close()
+        self._outbox.close()
+        self._ledger.close()
+
+
+class TimeLimitError(ShuffleRLError):
+    """Nothing went wrong, but it did not happen in the time given."""

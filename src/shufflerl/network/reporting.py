@@ -1,0 +1,148 @@
+"""From an episode to sealed bytes: what a node does with what its user did, without network or disk.
+
+Imports little, as fleets run it in workers.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+
+from shufflerl.counts import Trajectories
+from shufflerl.errors import InvalidInputError
+from shufflerl.mdp import PolicyArray
+from shufflerl.network import crypto, wire
+from shufflerl.network.agreement import Agreement, UnacceptableError, understand
+from shufflerl.network.crypto import VerifyKey
+from shufflerl.network.wire import Announcement, OpenBatch, Opening, Report
+from shufflerl.privacy import randomness
+from shufflerl.privacy.protocol import randomize
+
+
+class Environment(Protocol):
+    """A Gymnasium environment with discrete observations and actions, both counted from 0, and rewards in [0, 1]."""
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        ...
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take an action."""
+        ...
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a node must know beforehand, by a way it trusts: the run, where the shuffler is, and both public keys."""
+
+    task: bytes
+    shuffler: str
+    coordinator_key: VerifyKey
+    shuffler_key: VerifyKey
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An open batch whose signatures are right."""
+
+    agreement: Agreement
+    envelope_key: bytes
+
+
+def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
+    """The batch, if coordinator and shuffler both signed it and it is of the run the node was invited to."""
+    said = invitation.coordinator_key.verify(Announcement, batch.announcement)
+    opening = invitation.shuffler_key.verify(Opening, batch.opening)
+    agreement = understand(batch.announcement.payload)
+    if said.task != invitation.task or opening.announcement != agreement.digest:
+        raise UnacceptableError(
+            "The shuffler offers a batch of another run, or a key made for another batch; this node does not take "
+            "part. Check the task in its invitation."
+        )
+    return Checked(agreement, opening.envelope_key)
+
+
+def check_environment(env: Environment, agreement: Agreement) -> None:
+    """Refuse a batch made for another kind of environment, before anything is charged for it."""
+    query = agreement.protocol.query
+    states = getattr(getattr(env, "observation_space", None), "n", None)
+    actions = getattr(getattr(env, "action_space", None), "n", None)
+    if states not in (None, query.n_states, query.n_states - 1) or actions not in (None, query.n_actions):
+        raise UnacceptableError(
+            f"The batch is for {query.n_states} states and {query.n_actions} actions, but the environment has {states} "
+            f"and {actions}; expected as many, or one state less if it may end early. This node does not take part."
+        )
+
+
+def play(env: Environment, agreement: Agreement) -> Trajectories:
+    """One episode under a policy drawn from the batch's mixture.
+
+    An environment that ends early stays in the last state of the problem, where nothing is paid, as the Gymnasium
+    bridge has it. A reward between 0 and 1 becomes a bit with that probability.
+    """
+    query, mixture = agreement.protocol.query, agreement.batch.mixture
+    (drawn,) = random.SystemRandom().choices(range(len(mixture.weights)), mixture.weights.tolist())
+    policy: PolicyArray = mixture.policies[drawn]
+    states, actions, rewards = (np.zeros((1, query.horizon), dtype=np.int64) for _ in range(3))
+    observation, _ = env.reset()
+    over = False
+    for h in range(query.horizon):
+        state = query.n_states - 1 if over else int(observation)
+        if not 0 <= state < query.n_states:
+            raise InvalidInputError(f"The environment is in state {state}; the batch is for {query.n_states} states.")
+        states[0, h], actions[0, h] = state, policy[h, state]
+        if not over:
+            observation, reward, terminated, truncated, _ = env.step(policy[h, state])
+            rewards[0, h] = _bit(float(reward))
+            over = bool(terminated or truncated)
+    return Trajectories(states, actions, rewards)
+
+
+def _bit(reward: float) -> bool:
+    if not 0 <= reward <= 1:
+        raise InvalidInputError(f"The environment paid {reward:g}; expected a reward in [0, 1]. Rescale its rewards.")
+    return bool(randomness.bernoulli(Fraction(reward), 1)[0])
+
+
+def within_support(agreement: Agreement, trajectory: Trajectories) -> Trajectories:
+    """The trajectory with every move that the announced support rules out led to the first state that it allows.
+
+    A node must not stay silent about such moves: whether it reports would then depend on what its user did, and a
+    coordinator could announce a support to find out.
+    """
+    support = agreement.protocol.query.support
+    if support is None:
+        return trajectory
+    states = trajectory.states.copy()
+    for h in range(states.shape[1] - 1):
+        allowed = support[h, states[0, h], trajectory.actions[0, h]]
+        if not allowed[states[0, h + 1]]:
+            states[0, h + 1] = int(np.flatnonzero(allowed)[0])
+    return Trajectories(states, trajectory.actions, trajectory.rewards)
+
+
+def make_report(checked: Checked, trajectory: Trajectories, token: bytes) -> Report:
+    """Randomize one episode, seal each tag to the coordinator and all of them to the shuffler."""
+    return seal_report(checked, randomize_episode(checked.agreement, trajectory), token)
+
+
+def randomize_episode(agreement: Agreement, trajectory: Trajectories) -> list[int]:
+    """An episode's tags and noise, from the operating system's random source."""
+    tags: list[int] = randomize(agreement.protocol, within_support(agreement, trajectory)).tolist()
+    return tags
+
+
+def seal_report(checked: Checked, tags: list[int], token: bytes) -> Report:
+    """Tags as a report: each sealed by itself, equally long, and all in one envelope with the token."""
+    agreement = checked.agreement
+    key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
+    sealed = [crypto.seal(key, info, tag.to_bytes(wire.TAG_BYTES)) for tag in tags]
+    report_id = crypto.report_id(agreement.announcement.task, token)
+    envelope = crypto.seal(
+        crypto.public_box_key(checked.envelope_key), agreement.envelope_info(report_id), token + b"".join(sealed)
+    )
+    return Report(report_id=report_id, envelope=envelope)

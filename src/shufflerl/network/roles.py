@@ -1,0 +1,103 @@
+"""Putting each role together from its configuration and running it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address
+from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey, write_secret
+
+
+def say(**fields: Any) -> None:
+    """One JSON object on standard output, for whoever started this process."""
+    print(json.dumps(fields), flush=True)
+
+
+def run_shuffler(config: ShufflerConfig) -> None:
+    """Serve the shuffler."""
+    from shufflerl.network import http
+    from shufflerl.network.shuffler import Shuffler
+    from shufflerl.network.shuffler_app import ShufflerServer
+    from shufflerl.network.store import SQLiteStore
+
+    folder = Path(config.folder)
+    identity = SigningKey.load(folder / "identity.pem")
+    store = SQLiteStore(folder / "shuffler.db")
+    shuffler = Shuffler(
+        store,
+        identity,
+        VerifyKey.from_text(config.coordinator_key),
+        Enrolment.load(folder / "enrolment.key"),
+        config.limits,
+    )
+    app = ShufflerServer(shuffler, store).app
+    key = str(identity.public)
+    http.serve(app, *address(config.listen), lambda port: say(role="shuffler", port=port, key=key))
+
+
+def run_coordinator(config: CoordinatorConfig) -> None:
+    """Serve the coordinator and drive its run."""
+    from shufflerl.network import http
+    from shufflerl.network.coordinator import Coordinator
+    from shufflerl.network.coordinator_app import CoordinatorServer
+    from shufflerl.network.opening import Opener
+
+    run, folder = config.run, Path(config.folder)
+    server = CoordinatorServer(
+        lambda: Coordinator(folder, run, Opener(config.workers)), config.shuffler, poll=config.poll_seconds
+    )
+    about = server.describe()
+    http.serve(
+        server.app,
+        *address(config.listen),
+        lambda port: say(role="coordinator", port=port, key=about["coordinator_key"], task=about["task"]),
+    )
+
+
+def run_nodes(config: NodeConfig) -> None:
+    """Let one node per token take part, and say what became of them."""
+    from shufflerl.network.fleet import Fleet
+
+    fleet = Fleet(
+        config.environment,
+        config.environment_parameters,
+        config.invitation,
+        config.terms,
+        config.read_tokens(),
+        Path(config.folder),
+        workers=config.workers,
+        poll=config.poll_seconds,
+    )
+
+    try:
+        asyncio.run(fleet.run())
+        peak = peak_memory(os.getpid())
+    finally:
+        fleet.close()
+    say(role="node", verdicts=fleet.verdicts, uploaded_bytes=fleet.uploaded_bytes, peak_mb=peak)
+
+
+def mint_tokens(folder: Path, count: int, path: Path) -> None:
+    """Write tokens for so many users, readable by the owner only."""
+    enrolment = Enrolment.load(folder / "enrolment.key")
+    write_secret(path, "".join(f"{enrolment.mint().hex()}\n" for _ in range(count)).encode())
+
+
+def peak_memory(process: int) -> float | None:
+    """The most memory a process and its workers have had, in MB; None where the kernel does not tell.
+
+    Libraries are mapped from their files into all of them and are in memory once: they are counted for one.
+    """
+    kilobytes = 0
+    with contextlib.suppress(OSError):
+        workers = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        for one in (str(process), *workers):
+            lines = (line.split() for line in Path(f"/proc/{one}/status").read_text().splitlines())
+            sizes = {line[0]: int(line[1]) for line in lines if line[0] in ("VmHWM:", "RssFile:")}
+            kilobytes += sizes["VmHWM:"] - (sizes["RssFile:"] if one in workers else 0)
+    return round(kilobytes / 1024, 1) or None

@@ -1,0 +1,348 @@
+"""The shuffler without sockets: a state machine over a store, a clock and keys.
+
+It knows where a report came from and how long it is, and cannot read it: tags are sealed to the coordinator. It hands
+the coordinator all tags of a batch at once, in a uniformly random order, and nothing else about any report.
+
+A batch is `open` until exactly `users` valid reports are in, then `sealed`: membership is frozen. Its envelopes are
+opened, all tags permuted with the operating system's random source and stored as the release, and in the same
+transaction reports and key are deleted: `released`. Once the coordinator says that it has learned from the release,
+that is deleted too: `scrubbed`. A batch that does not fill in time is given more, or `aborted`; never released short.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from shufflerl import checks
+from shufflerl.errors import ContractError, StorageError
+from shufflerl.network import crypto, faults, wire
+from shufflerl.network.agreement import Agreement, understand
+from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError, VerifyKey
+from shufflerl.network.store import BatchId, BatchRow, Store
+from shufflerl.network.wire import (
+    Announcement,
+    BatchStatus,
+    Command,
+    OpenBatch,
+    Opening,
+    Outcome,
+    ProblemError,
+    Reason,
+    Report,
+    Signed,
+    State,
+    Verdict,
+)
+from shufflerl.privacy import randomness
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the shuffler's operator allows.
+
+    `min_batch_size`: the fewest users that are mixed. `timeout`: seconds after which a batch that has not filled is
+    given as many again ("extend") or its reports are deleted unread ("abort").
+    """
+
+    min_batch_size: int = 100
+    most_messages: int = 100_000
+    timeout: float = 3600.0
+    when_late: Literal["extend", "abort"] = "extend"
+
+    def __post_init__(self) -> None:
+        checks.whole("min_batch_size", self.min_batch_size, least=1)
+        checks.whole("most_messages", self.most_messages, least=1)
+        checks.real("timeout", self.timeout, above=0)
+        checks.choice("when_late", self.when_late, ("extend", "abort"))
+
+
+class Shuffler:
+    """Not to be used by two threads at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        identity: SigningKey,
+        coordinator: VerifyKey,
+        enrolment: Enrolment,
+        limits: Limits,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.refused: Counter[Reason] = Counter()
+        self.accepted = 0
+        self.trouble: str | None = None
+        self._store = store
+        self._identity = identity
+        self._coordinator = coordinator
+        self._enrolment = enrolment
+        self._limits = limits
+        self._clock = clock
+        self._unerased = True
+        self._key_of = functools.lru_cache(maxsize=8)(self._load_key)
+
+    # What the coordinator asks.
+
+    def announce(self, signed: Signed) -> BatchStatus:
+        """Open the batch of a signed announcement. Asked again, it says how that batch is doing."""
+        said = self._coordinator.verify(Announcement, signed)
+        agreement = understand(signed.payload)
+        id = BatchId(said.task, said.batch, said.attempt)
+        if (there := self._store.get(id)) is None:
+            self._check_order(said, self._store.latest(said.task))
+            self._check_limits(agreement)
+            key = crypto.new_box_key()
+            opening = Opening(announcement=agreement.digest, envelope_key=key.public_key().public_bytes_raw())
+            row = BatchRow(
+                id=id,
+                users=said.users,
+                announcement=wire.encode(signed),
+                opening=wire.encode(self._identity.sign(opening)),
+                deadline=self._clock() + self._limits.timeout,
+            )
+            there = self._store.create(row, key.private_bytes_raw())
+        if wire.decode(Signed, there.announcement).payload != signed.payload:
+            raise ProblemError(
+                Reason.conflict, f"Batch {said.batch} was announced with other contents; a batch is announced once."
+            )
+        return self._status(there)
+
+    def _check_order(self, said: Announcement, last: BatchRow | None) -> None:
+        """One batch at a time, each after the one before, so that no user's run is split into smaller crowds."""
+        if last is None:
+            wanted = (0, 0)
+        elif last.state == State.aborted:
+            wanted = (last.id.number, last.id.attempt + 1)
+        elif last.state in (State.released, State.scrubbed):
+            wanted = (last.id.number + 1, 0)
+        else:
+            raise ProblemError(
+                Reason.conflict, f"Batch {last.id.number} is {last.state}; the next one is announced after its release."
+            )
+        if (said.batch, said.attempt) != wanted:
+            raise ProblemError(
+                Reason.conflict,
+                f"Batch {said.batch}, attempt {said.attempt}, was announced; batch {wanted[0]}, attempt {wanted[1]}, "
+                "comes next.",
+            )
+
+    def _check_limits(self, agreement: Agreement) -> None:
+        users = agreement.batch.users
+        if users < self._limits.min_batch_size:
+            raise ProblemError(
+                Reason.below_minimum,
+                f"The batch asks {users} users; this shuffler mixes at least {self._limits.min_batch_size} "
+                "(min_batch_size).",
+            )
+        if agreement.most_messages > self._limits.most_messages:
+            raise ProblemError(
+                Reason.too_many_messages,
+                f"A report of this batch may have {agreement.most_messages:,} messages; this shuffler takes at most "
+                f"{self._limits.most_messages:,} (most_messages). Ask more users at once, or allow a larger epsilon.",
+            )
+
+    def collect(self, signed: Signed) -> bytes:
+        """A chunk of a release: the same bytes whenever it is asked for, until it is scrubbed."""
+        command, batch = self._commanded(signed, wire.Action.collect)
+        if batch.state == State.scrubbed:
+            raise ProblemError(Reason.gone, f"Batch {command.batch} was scrubbed when the coordinator had it.")
+        tags = self._store.chunk(batch.id, command.chunk)
+        if tags is None:
+            raise ProblemError(
+                Reason.not_released,
+                f"Batch {command.batch} is {batch.state} with {batch.accepted} of {batch.users} reports and "
+                f"{batch.chunks} chunks; chunk {command.chunk} is not there.",
+            )
+        return tags
+
+    def scrub(self, signed: Signed) -> BatchStatus:
+        """Delete a release that the coordinator has made use of."""
+        _, batch = self._commanded(signed, wire.Action.scrub)
+        try:
+            self._store.scrub(batch.id)
+        except ContractError as reason:
+            raise ProblemError(Reason.not_released, str(reason)) from None
+        return self._status(self._found(batch.id))
+
+    def _commanded(self, signed: Signed, action: wire.Action) -> tuple[Command, BatchRow]:
+        command = self._coordinator.verify(Command, signed)
+        if command.action != action:
+            raise ProblemError(Reason.malformed, f"The command says {command.action}, the address {action}.")
+        return command, self._found(BatchId(command.task, command.batch, command.attempt))
+
+    # What nodes ask.
+
+    def current(self, task: bytes) -> OpenBatch:
+        """The run's last announced batch, with the shuffler's key for it."""
+        batch = self._latest(task)
+        return OpenBatch(
+            announcement=wire.decode(Signed, batch.announcement), opening=wire.decode(Signed, batch.opening)
+        )
+
+    def status(self, task: bytes) -> BatchStatus:
+        """How the run's last batch is doing."""
+        return self._status(self._latest(task))
+
+    def upload(self, task: bytes, uploads: Sequence[tuple[int, int, Report]]) -> list[Outcome]:
+        """Take reports, each with the batch and attempt it is for; one transaction for each batch among them."""
+        outcomes: dict[int, Outcome] = {}
+        valid: dict[BatchId, list[int]] = {}
+        for place, (number, attempt, report) in enumerate(uploads):
+            id = BatchId(task, number, attempt)
+            try:
+                self._check_report(id, report)
+                valid.setdefault(id, []).append(place)
+            except ProblemError as problem:
+                outcomes[place] = self._refusal(report.report_id, problem)
+        for id, places in valid.items():
+            reports = [(uploads[place][2].report_id, uploads[place][2].envelope) for place in places]
+            for place, (report_id, _), reason in zip(places, reports, self._store.add(id, reports), strict=True):
+                if reason is None:
+                    self.accepted += 1
+                    outcomes[place] = Outcome(report_id, Verdict.accepted)
+                else:
+                    outcomes[place] = self._refusal(report_id, ProblemError(reason, _WHY_NOT[reason]))
+        return [outcomes[place] for place in range(len(uploads))]
+
+    def _refusal(self, report_id: bytes, problem: ProblemError) -> Outcome:
+        self.refused[problem.reason] += 1
+        verdict = Verdict.duplicate if problem.reason == Reason.duplicate else Verdict.refused
+        return Outcome(report_id, verdict, problem.problem)
+
+    def _check_report(self, id: BatchId, report: Report) -> None:
+        """Refuse a report that could not be mixed: only valid ones count towards the batch."""
+        batch = self._store.get(id)
+        if batch is None:
+            raise ProblemError(Reason.unknown_batch, f"There is no batch {id.number}, attempt {id.attempt}, here.")
+        agreement = understand(wire.decode(Signed, batch.announcement).payload)
+        size = len(report.envelope)
+        if size > agreement.largest_envelope:
+            raise ProblemError(
+                Reason.too_many_messages,
+                f"The envelope has {size} bytes; {agreement.most_messages} messages take {agreement.largest_envelope}.",
+            )
+        key = self._key_of(id)
+        if key is None:
+            return  # closed for good: the store says whether it was in, or is late
+        token, tags = self._opened(agreement, key, report.report_id, report.envelope)
+        if not self._enrolment.genuine(token) or crypto.report_id(id.task, token) != report.report_id:
+            raise ProblemError(Reason.unauthorized, "The token in the envelope was not issued here for this report.")
+        if len(tags) % wire.SEALED_TAG_BYTES or size < agreement.smallest_envelope:
+            raise ProblemError(
+                Reason.malformed,
+                f"The envelope holds {len(tags)} bytes of tags; expected at least "
+                f"{agreement.protocol.query.touched_counters} tags of {wire.SEALED_TAG_BYTES} bytes.",
+            )
+
+    def _opened(self, agreement: Agreement, key: X25519PrivateKey, report: bytes, sealed: bytes) -> tuple[bytes, bytes]:
+        try:
+            text = crypto.unseal(key, agreement.envelope_info(report), sealed)
+        except UnsealError:
+            raise ProblemError(
+                Reason.undecryptable,
+                "The envelope cannot be opened with this batch's key and report id; fetch the current batch.",
+            ) from None
+        return text[: wire.TOKEN_BYTES], text[wire.TOKEN_BYTES :]
+
+    # What time and full batches ask.
+
+    def advance(self) -> bool:
+        """Release what is sealed, extend or abort what is overdue. Safe to call at any time; says if all went well.
+
+        Trouble with the disk is kept in `trouble` and tried again at the next call.
+        """
+        try:
+            if self._unerased:
+                self._store.erase()
+                self._unerased = False
+            for batch in self._store.unfinished():
+                if batch.state == State.sealed:
+                    self._unerased = True
+                    self._release(batch)
+                    self._unerased = False
+                elif self._clock() >= batch.deadline:
+                    self._overdue(batch)
+            self.trouble = None
+        except StorageError as reason:
+            self.trouble = str(reason)
+        return self.trouble is None
+
+    def _overdue(self, batch: BatchRow) -> None:
+        if self._limits.when_late == "extend":
+            self._store.extend(batch.id, self._clock() + self._limits.timeout)
+        else:
+            self._unerased = True
+            self._store.abort(batch.id)
+            self._unerased = False
+            self._key_of.cache_clear()
+
+    def _release(self, batch: BatchRow) -> None:
+        agreement = understand(wire.decode(Signed, batch.announcement).payload)
+        key = self._key_of(batch.id)
+        reports = list(self._store.reports(batch.id))
+        if key is None or len(reports) != batch.users:
+            raise StorageError(
+                f"Batch {batch.id.number} was sealed with {batch.users} reports, but {len(reports)} are stored; "
+                "it cannot be released. Restore the shuffler's folder from a backup."
+            )
+        opened = (self._opened(agreement, key, report, envelope)[1] for report, envelope in reports)
+        chunks = permuted(b"".join(opened))
+        faults.reached("permute")
+        self._store.release(batch.id, chunks)
+        self._key_of.cache_clear()
+
+    # Looking up.
+
+    def unfinished(self) -> list[BatchStatus]:
+        """Batches that are open or sealed."""
+        return [self._status(batch) for batch in self._store.unfinished()]
+
+    def _load_key(self, id: BatchId) -> X25519PrivateKey | None:
+        raw = self._store.key(id)
+        return None if raw is None else crypto.box_key(raw)
+
+    def _latest(self, task: bytes) -> BatchRow:
+        batch = self._store.latest(task)
+        if batch is None:
+            raise ProblemError(Reason.unknown_batch, "No batch of this task has been announced here.")
+        return batch
+
+    def _found(self, id: BatchId) -> BatchRow:
+        batch = self._store.get(id)
+        if batch is None:
+            raise ProblemError(Reason.unknown_batch, f"There is no batch {id.number}, attempt {id.attempt}, here.")
+        return batch
+
+    def _status(self, batch: BatchRow) -> BatchStatus:
+        return BatchStatus(
+            batch=batch.id.number,
+            attempt=batch.id.attempt,
+            state=batch.state,
+            users=batch.users,
+            accepted=batch.accepted,
+            chunks=batch.chunks,
+            extensions=batch.extensions,
+            seconds_left=max(0.0, batch.deadline - self._clock()),
+        )
+
+
+_WHY_NOT = {
+    Reason.duplicate: "These very bytes are in already; they count once.",
+    Reason.replayed: "A report of this token was accepted in this run before; a user takes part once.",
+    Reason.late: "The batch is full or over; this report was not stored and will not be counted.",
+}
+
+
+def permuted(tags: bytes) -> list[bytes]:
+    """The sealed tags of a batch in a uniformly random order, in chunks."""
+    rows: NDArray[np.uint8] = np.frombuffer(tags, dtype=np.uint8).reshape(-1, wire.SEALED_TAG_BYTES)
+    mixed = rows[randomness.permutation(len(rows))]
+    return [mixed[first : first + wire.CHUNK_TAGS].tobytes() for first in range(0, len(mixed), wire.CHUNK_TAGS)]

@@ -1,0 +1,297 @@
+"""Where the shuffler keeps its batches. `Store` is the contract; `tests/contracts` has the suite that checks it.
+
+Operations are few, atomic, durable when they return, and safe to repeat after a crash. Each can be had from a store
+with per-key creation and compare-and-set: reports are created once by id, membership is frozen by a change of state,
+the first release of a batch stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shufflerl.errors import ContractError
+from shufflerl.network import database, faults
+from shufflerl.network.wire import Reason, State
+
+
+@dataclass(frozen=True)
+class BatchId:
+    """One attempt at one batch of one run."""
+
+    task: bytes
+    number: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """What is stored of a batch. `announcement` and `opening` are encoded `Signed` messages."""
+
+    id: BatchId
+    users: int
+    announcement: bytes
+    opening: bytes
+    deadline: float
+    state: State = State.open
+    accepted: int = 0
+    chunks: int = 0
+    extensions: int = 0
+
+
+class Store(ABC):
+    """The shuffler's memory. Raises `StorageError` if an operation may not have been stored, and then changes nothing
+    that a repetition would not put right.
+    """
+
+    @abstractmethod
+    def create(self, row: BatchRow, key: bytes) -> BatchRow:
+        """Store a new open batch and its private key; if it exists already, return what is there, unchanged."""
+
+    @abstractmethod
+    def get(self, id: BatchId) -> BatchRow | None:
+        """Look a batch up."""
+
+    @abstractmethod
+    def latest(self, task: bytes) -> BatchRow | None:
+        """The last attempt at the last batch of a run."""
+
+    @abstractmethod
+    def unfinished(self) -> list[BatchRow]:
+        """All batches that are open or sealed."""
+
+    @abstractmethod
+    def key(self, id: BatchId) -> bytes | None:
+        """The batch's private key; None once it is destroyed."""
+
+    @abstractmethod
+    def add(self, id: BatchId, reports: Sequence[tuple[bytes, bytes]]) -> list[Reason | None]:
+        """Take reports (id, envelope) into an open batch; None for each accepted, else why not.
+
+        The report that fills the batch seals it in the same step: membership then never changes. An id is accepted
+        once per run; the same bytes again are a `duplicate` as long as they are kept, others `replayed`.
+        """
+
+    @abstractmethod
+    def reports(self, id: BatchId) -> Iterator[tuple[bytes, bytes]]:
+        """The frozen membership of a sealed batch: ids and envelopes."""
+
+    @abstractmethod
+    def release(self, id: BatchId, chunks: Sequence[bytes]) -> None:
+        """Store the release of a sealed batch and delete its reports and key, in one step. Later ones are ignored."""
+
+    @abstractmethod
+    def chunk(self, id: BatchId, number: int) -> bytes | None:
+        """A part of a release, always the same bytes."""
+
+    @abstractmethod
+    def scrub(self, id: BatchId) -> None:
+        """Delete a release that its coordinator has; only that the batch was there remains."""
+
+    @abstractmethod
+    def abort(self, id: BatchId) -> None:
+        """Delete an open batch's reports and key; they will never be released."""
+
+    @abstractmethod
+    def extend(self, id: BatchId, deadline: float) -> None:
+        """Give an open batch more time."""
+
+    @abstractmethod
+    def erase(self) -> None:
+        """Leave no byte of what was deleted on disk."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+_TABLES = [
+    """CREATE TABLE batches (
+        task BLOB, number INTEGER, attempt INTEGER, users INTEGER NOT NULL, announcement BLOB NOT NULL,
+        opening BLOB NOT NULL, deadline REAL NOT NULL, state TEXT NOT NULL, accepted INTEGER NOT NULL,
+        chunks INTEGER NOT NULL, extensions INTEGER NOT NULL, PRIMARY KEY (task, number, attempt)) WITHOUT ROWID""",
+    """CREATE TABLE keys (task BLOB, number INTEGER, attempt INTEGER, key BLOB NOT NULL,
+        PRIMARY KEY (task, number, attempt)) WITHOUT ROWID""",
+    """CREATE TABLE reports (task BLOB, number INTEGER, attempt INTEGER, id BLOB, envelope BLOB NOT NULL,
+        PRIMARY KEY (task, id))""",
+    # Without row numbers: those would keep the order of arrival, and with it who sent which report of a batch.
+    "CREATE TABLE spent (task BLOB, id BLOB, PRIMARY KEY (task, id)) WITHOUT ROWID",
+    """CREATE TABLE releases (task BLOB, number INTEGER, attempt INTEGER, chunk INTEGER, tags BLOB NOT NULL,
+        PRIMARY KEY (task, number, attempt, chunk))""",
+]
+_COLUMNS = "task, number, attempt, users, announcement, opening, deadline, state, accepted, chunks, extensions"
+_THIS = "task = ? AND number = ? AND attempt = ?"
+
+
+class SQLiteStore(Store):
+    """One file, one process."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._db = database.connect(path, "shufflerl shuffler 1", _TABLES)
+
+    def create(self, row: BatchRow, key: bytes) -> BatchRow:
+        """See `Store`."""
+        with self._stored():
+            if (there := self.get(row.id)) is not None:
+                return there
+            fixed = (row.users, row.announcement, row.opening, row.deadline, State.open, 0, 0, 0)
+            self._db.execute(
+                f"INSERT INTO batches ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*_args(row.id), *fixed)
+            )
+            self._db.execute("INSERT INTO keys VALUES (?, ?, ?, ?)", (*_args(row.id), key))
+        return row
+
+    def get(self, id: BatchId) -> BatchRow | None:
+        """See `Store`."""
+        rows = self._rows(f"WHERE {_THIS}", _args(id))
+        return rows[0] if rows else None
+
+    def latest(self, task: bytes) -> BatchRow | None:
+        """See `Store`."""
+        rows = self._rows("WHERE task = ? ORDER BY number DESC, attempt DESC LIMIT 1", (task,))
+        return rows[0] if rows else None
+
+    def unfinished(self) -> list[BatchRow]:
+        """See `Store`."""
+        return self._rows("WHERE state IN (?, ?)", (State.open, State.sealed))
+
+    def _rows(self, where: str, arguments: tuple[object, ...]) -> list[BatchRow]:
+        found = self._db.execute(f"SELECT {_COLUMNS} FROM batches {where}", arguments)
+        return [
+            BatchRow(BatchId(task, number, attempt), users, announcement, opening, deadline, State(state), *counts)
+            for task, number, attempt, users, announcement, opening, deadline, state, *counts in found
+        ]
+
+    def key(self, id: BatchId) -> bytes | None:
+        """See `Store`."""
+        row = self._db.execute(f"SELECT key FROM keys WHERE {_THIS}", _args(id)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def add(self, id: BatchId, reports: Sequence[tuple[bytes, bytes]]) -> list[Reason | None]:
+        """See `Store`."""
+        verdicts: list[Reason | None] = []
+        with self._stored():
+            batch = self._known(id)
+            accepted = batch.accepted
+            for report, envelope in reports:
+                verdict = self._known_report(id, report, envelope)
+                if verdict is None and not (batch.state == State.open and accepted < batch.users):
+                    verdict = Reason.late
+                if verdict is None:
+                    self._db.execute("INSERT INTO spent VALUES (?, ?)", (id.task, report))
+                    self._db.execute("INSERT INTO reports VALUES (?, ?, ?, ?, ?)", (*_args(id), report, envelope))
+                    accepted += 1
+                verdicts.append(verdict)
+            if accepted > batch.accepted:
+                state = State.sealed if accepted == batch.users else State.open
+                self._update(id, state=state, accepted=accepted)
+                if state == State.sealed:
+                    faults.reached("seal")
+            faults.reached("ingest")
+        return verdicts
+
+    def _known_report(self, id: BatchId, report: bytes, envelope: bytes) -> Reason | None:
+        if not self._db.execute("SELECT 1 FROM spent WHERE task = ? AND id = ?", (id.task, report)).fetchone():
+            return None
+        kept = self._db.execute(
+            f"SELECT envelope FROM reports WHERE {_THIS} AND id = ?", (*_args(id), report)
+        ).fetchone()
+        return Reason.duplicate if kept is not None and kept[0] == envelope else Reason.replayed
+
+    def reports(self, id: BatchId) -> Iterator[tuple[bytes, bytes]]:
+        """See `Store`."""
+        yield from self._db.execute(f"SELECT id, envelope FROM reports WHERE {_THIS}", _args(id))
+
+    def release(self, id: BatchId, chunks: Sequence[bytes]) -> None:
+        """See `Store`."""
+        with self._stored():
+            batch = self._known(id)
+            if batch.state in (State.released, State.scrubbed):
+                return
+            if batch.state != State.sealed:
+                raise ContractError(f"Batch {id.number} is {batch.state}; only a sealed batch is released.")
+            self._db.executemany(
+                "INSERT INTO releases VALUES (?, ?, ?, ?, ?)",
+                [(*_args(id), number, tags) for number, tags in enumerate(chunks)],
+            )
+            self._forget(id)
+            self._update(id, state=State.released, chunks=len(chunks))
+            faults.reached("release")
+        faults.reached("released")
+        self.erase()
+
+    def chunk(self, id: BatchId, number: int) -> bytes | None:
+        """See `Store`."""
+        row = self._db.execute(f"SELECT tags FROM releases WHERE {_THIS} AND chunk = ?", (*_args(id), number))
+        found = row.fetchone()
+        return None if found is None else bytes(found[0])
+
+    def scrub(self, id: BatchId) -> None:
+        """See `Store`."""
+        with self._stored():
+            batch = self._known(id)
+            if batch.state not in (State.released, State.scrubbed):
+                raise ContractError(f"Batch {id.number} is {batch.state}; only a released batch is scrubbed.")
+            self._db.execute(f"DELETE FROM releases WHERE {_THIS}", _args(id))
+            self._update(id, state=State.scrubbed)
+            faults.reached("scrub")
+        faults.reached("scrubbed")
+        self.erase()
+
+    def abort(self, id: BatchId) -> None:
+        """See `Store`."""
+        with self._stored():
+            if self._known(id).state == State.open:
+                self._forget(id)
+                self._update(id, state=State.aborted)
+        self.erase()
+
+    def extend(self, id: BatchId, deadline: float) -> None:
+        """See `Store`."""
+        with self._stored():
+            batch = self._known(id)
+            if batch.state == State.open:
+                self._update(id, deadline=deadline, extensions=batch.extensions + 1)
+
+    def erase(self) -> None:
+        """See `Store`."""
+        try:
+            database.erase(self._db)
+        except sqlite3.Error as reason:
+            raise database.explained(reason, self.path) from None
+
+    def close(self) -> None:
+        """See `Store`."""
+        self._db.close()
+
+    def _known(self, id: BatchId) -> BatchRow:
+        batch = self.get(id)
+        if batch is None:
+            raise ContractError(f"There is no batch {id.number}, attempt {id.attempt}, of this run.")
+        return batch
+
+    def _update(self, id: BatchId, **values: object) -> None:
+        names = ", ".join(f"{name} = ?" for name in values)
+        self._db.execute(f"UPDATE batches SET {names} WHERE {_THIS}", (*values.values(), *_args(id)))
+
+    def _forget(self, id: BatchId) -> None:
+        for table in ("reports", "keys"):
+            self._db.execute(f"DELETE FROM {table} WHERE {_THIS}", _args(id))
+
+    @contextlib.contextmanager
+    def _stored(self) -> Iterator[None]:
+        """A transaction whose failures are storage errors."""
+        try:
+            with database.transaction(self._db):
+                yield
+        except sqlite3.Error as reason:
+            raise database.explained(reason, self.path) from None
+
+
+def _args(id: BatchId) -> tuple[bytes, int, int]:
+    return id.task, id.number, id.attempt

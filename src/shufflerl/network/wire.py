@@ -1,0 +1,289 @@
+"""What the roles say to each other: versioned messages with a schema, and problems (RFC 9457) when they may not.
+
+Messages are MessagePack maps, decoded strictly: a field too many, a wrong type or length, another version is refused.
+What is signed travels as the very bytes that were signed. `docs/wire.md` has every message with test vectors.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from shufflerl.errors import ShuffleRLError
+
+VERSION = 1
+MEDIA_TYPE = "application/vnd.shufflerl.v1+msgpack"
+
+#: Random bytes that name a run.
+TASK_BYTES = 16
+REPORT_ID_BYTES = 16
+TOKEN_BYTES = 32
+#: A tag in clear: a counter's number, big-endian. All tags are equally long, so that their length tells nothing.
+TAG_BYTES = 4
+#: A sealed tag: HPKE's encapsulated key (32), the tag, and the authentication code (16).
+SEALED_TAG_BYTES = 32 + TAG_BYTES + 16
+#: Sealed tags per chunk of a release.
+CHUNK_TAGS = 16_384
+#: No batch, attempt or count is larger: 2^53 survives every JSON reader.
+LARGEST = 2**53 - 1
+
+TaskId = Annotated[bytes, msgspec.Meta(min_length=TASK_BYTES, max_length=TASK_BYTES)]
+ReportId = Annotated[bytes, msgspec.Meta(min_length=REPORT_ID_BYTES, max_length=REPORT_ID_BYTES)]
+Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Version = Annotated[int, msgspec.Meta(ge=1, le=VERSION)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all messages."""
+
+    version: Version = VERSION
+
+
+class Signed(Message, frozen=True, kw_only=True):
+    """Bytes and an Ed25519 signature over their purpose and them."""
+
+    payload: bytes
+    signature: Signature
+
+
+class Announcement(Message, frozen=True, kw_only=True):
+    """A batch the coordinator asks for; signed by it, relayed by the shuffler, checked by every node.
+
+    `noise_mean` is the mean of all `users`' noise tags on one counter together, each adds 1/users of it. `policies` are
+    actions[m, h, x] as little-endian 16-bit numbers, `support` the possible transitions[h, x, a, x'] as packed bits.
+    `tag_key` is the coordinator's HPKE key for this batch. `attempt` grows when the shuffler had to abort the batch.
+    """
+
+    task: TaskId
+    batch: Number
+    attempt: Number
+    users: Positive
+    horizon: Positive
+    states: Positive
+    actions: Positive
+    transition_steps: list[Number]
+    reward_steps: list[Number]
+    support: bytes | None
+    policies: bytes
+    weights: list[float]
+    noise_mean: float
+    tag_key: Key
+
+
+class Opening(Message, frozen=True, kw_only=True):
+    """The shuffler's own HPKE key for one announced batch; signed by the shuffler."""
+
+    announcement: Digest
+    envelope_key: Key
+
+
+class OpenBatch(Message, frozen=True, kw_only=True):
+    """What a node fetches: an `Announcement` signed by the coordinator and an `Opening` signed by the shuffler."""
+
+    announcement: Signed
+    opening: Signed
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """One user's report: its id and an envelope sealed to the shuffler, with a token and the sealed tags inside."""
+
+    report_id: ReportId
+    envelope: bytes
+
+
+class Upload(Message, frozen=True, kw_only=True):
+    """Reports for one batch. Sending the same again changes nothing."""
+
+    batch: Number
+    attempt: Number
+    reports: Annotated[list[Report], msgspec.Meta(min_length=1, max_length=256)]
+
+
+class Action(StrEnum):
+    """What the coordinator may ask of a released batch."""
+
+    collect = "collect"
+    scrub = "scrub"
+
+
+class Command(Message, frozen=True, kw_only=True):
+    """The coordinator's request about a released batch; signed by it."""
+
+    task: TaskId
+    batch: Number
+    attempt: Number
+    action: Action
+    chunk: Number = 0
+
+
+class State(StrEnum):
+    """Where a batch is. Only open takes reports; each state leads to the next, and open also to aborted."""
+
+    open = "open"
+    sealed = "sealed"
+    released = "released"
+    scrubbed = "scrubbed"
+    aborted = "aborted"
+
+
+class BatchStatus(Message, frozen=True, kw_only=True):
+    """What anyone may know of a batch at the shuffler."""
+
+    batch: Number
+    attempt: Number
+    state: State
+    users: Positive
+    accepted: Number
+    chunks: Number
+    extensions: Number
+    seconds_left: float
+
+
+class Reason(StrEnum):
+    """Why something was refused; also the label of the counters of refused reports."""
+
+    malformed = "malformed"
+    unsupported_version = "unsupported-version"
+    oversized = "oversized"
+    too_many_messages = "too-many-messages"
+    undecryptable = "undecryptable"
+    unauthorized = "unauthorized"
+    duplicate = "duplicate"
+    replayed = "replayed"
+    late = "late"
+    unknown_batch = "unknown-batch"
+    conflict = "conflict"
+    below_minimum = "below-minimum"
+    not_released = "not-released"
+    gone = "gone"
+    not_found = "not-found"
+    not_allowed = "not-allowed"
+    too_slow = "too-slow"
+    busy = "busy"
+    storage = "storage"
+
+
+_ABOUT: dict[Reason, tuple[int, str]] = {
+    Reason.malformed: (400, "The message cannot be read"),
+    Reason.unsupported_version: (400, "The message has a version that is not spoken here"),
+    Reason.oversized: (413, "The message is too long"),
+    Reason.too_many_messages: (400, "The report has more messages than its noise explains"),
+    Reason.undecryptable: (400, "The envelope was not sealed to this batch"),
+    Reason.unauthorized: (403, "The token or signature is not valid here"),
+    Reason.duplicate: (200, "This very report is in already"),
+    Reason.replayed: (409, "This token has been used in this run"),
+    Reason.late: (409, "The batch takes no more reports"),
+    Reason.unknown_batch: (404, "There is no such batch"),
+    Reason.conflict: (409, "This contradicts what was announced before"),
+    Reason.below_minimum: (403, "The batch asks fewer users than are mixed here"),
+    Reason.not_released: (409, "The batch is not released yet"),
+    Reason.gone: (410, "The batch has been scrubbed"),
+    Reason.not_found: (404, "There is nothing here"),
+    Reason.not_allowed: (405, "This cannot be done here"),
+    Reason.too_slow: (408, "The message did not arrive in time"),
+    Reason.busy: (503, "There are too many requests at once"),
+    Reason.storage: (507, "The message could not be stored"),
+}
+
+
+class ProblemDetail(msgspec.Struct, frozen=True):
+    """RFC 9457, as JSON of type application/problem+json."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class ProblemError(ShuffleRLError):
+    """Something that is refused, with a reason that programs can read and a sentence that people can."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+    @property
+    def problem(self) -> ProblemDetail:
+        """The error as it is sent."""
+        status, title = _ABOUT[self.reason]
+        return ProblemDetail(f"urn:shufflerl:problem:{self.reason}", title, status, self.detail)
+
+
+class Verdict(StrEnum):
+    """What became of one report."""
+
+    accepted = "accepted"
+    duplicate = "duplicate"
+    refused = "refused"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one report of an upload, and why if it was not accepted just now."""
+
+    report_id: ReportId
+    verdict: Verdict
+    problem: ProblemDetail | None = None
+
+
+class Outcomes(Message, frozen=True, kw_only=True):
+    """One outcome per report of an upload, in its order."""
+
+    outcomes: list[Outcome]
+
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+class _Head(msgspec.Struct):
+    version: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_head = msgspec.msgpack.Decoder(_Head)
+# Bytes that are no text, where a name should be, raise an error of their own.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode(message: Message) -> bytes:
+    """The message's bytes; equal messages have equal bytes."""
+    return _encoder.encode(message)
+
+
+def decode(kind: type[AnyMessage], data: bytes) -> AnyMessage:
+    """The message of that kind in these bytes, or a problem that says what is wrong with them."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        message: AnyMessage = decoder.decode(data)
+        return message
+    except _UNREADABLE as reason:
+        try:
+            version = _head.decode(data).version
+        except _UNREADABLE:
+            version = VERSION
+        if version != VERSION:
+            raise ProblemError(
+                Reason.unsupported_version,
+                f"This is a {kind.__name__} of version {version}; version {VERSION} is spoken here. Update the older.",
+            ) from None
+        raise ProblemError(Reason.malformed, f"This is not a {kind.__name__} of version {VERSION}: {reason}.") from None
+
+
+def task_from_text(text: str) -> bytes:
+    """A task's id from the 32 hexadecimal digits that stand in addresses and files."""
+    try:
+        task = bytes.fromhex(text)
+    except ValueError:
+        task = b""
+    if len(task) != TASK_BYTES or task.hex() != text:
+        raise ProblemError(Reason.malformed, f"{text[:80]!r} is not a task; expected 32 hexadecimal digits.")
+    return task

@@ -1,0 +1,169 @@
+"""All parties of the network in one process without sockets, for tests."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from shufflerl.counts import Batch, CountQuery, Trajectories
+from shufflerl.mdp import Mixture, Problem
+from shufflerl.network import agreement, crypto, faults, wire
+from shufflerl.network.agreement import Agreement, Terms, understand
+from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError
+from shufflerl.network.reporting import Checked, Invitation, check_signatures, make_report, seal_report
+from shufflerl.network.shuffler import Limits, Shuffler
+from shufflerl.network.store import SQLiteStore, Store
+from shufflerl.network.wire import Action, Announcement, Command, OpenBatch, Outcome, Report, Signed
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.noise import PoissonNoise
+
+#: Two steps, two states, two actions: 24 counters, 3 touched.
+PROBLEM = Problem(horizon=2, n_states=2, n_actions=2, episodes=1000)
+QUERY = CountQuery.everything(PROBLEM)
+EPISODE = Trajectories([[0, 1]], [[0, 1]], [[0, 1]])
+
+
+def new_identity() -> SigningKey:
+    return SigningKey(Ed25519PrivateKey.generate())
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+@contextmanager
+def crash_at(label: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Die at a label, as far as one process can: nothing after it runs."""
+
+    def reached(here: str) -> None:
+        if here == label:
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faults, "reached", reached)
+        try:
+            yield
+        except Crash:
+            return
+    raise AssertionError(f"{label!r} was not reached")
+
+
+@dataclass
+class World:
+    """A coordinator's keys, a shuffler and as many nodes as are asked for."""
+
+    users: int = 3
+    limits: Limits = field(default_factory=lambda: Limits(min_batch_size=1, timeout=100.0))
+    store: Store = field(default_factory=lambda: SQLiteStore(None))
+    noise_mean: float = 2.0
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.coordinator, self.identity = new_identity(), new_identity()
+        self.enrolment = Enrolment(secrets.token_bytes(32))
+        self.task = secrets.token_bytes(wire.TASK_BYTES)
+        self.tag_keys: dict[tuple[int, int], Any] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process over the same store."""
+        self.shuffler = Shuffler(
+            self.store, self.identity, self.coordinator.public, self.enrolment, self.limits, lambda: self.now
+        )
+
+    @property
+    def invitation(self) -> Invitation:
+        return Invitation(self.task, "http://unused", self.coordinator.public, self.identity.public)
+
+    def announcement(self, number: int = 0, attempt: int = 0, **changes: Any) -> Announcement:
+        key = self.tag_keys.setdefault((number, attempt), crypto.new_box_key())
+        policy = np.zeros((2, 2), dtype=int)
+        said = agreement.announce(
+            Batch(number, changes.pop("users", self.users), Mixture.single(policy), QUERY),
+            PoissonNoise(changes.pop("noise_mean", self.noise_mean)),
+            task=changes.pop("task", self.task),
+            attempt=attempt,
+            tag_key=key.public_key().public_bytes_raw(),
+        )
+        return said if not changes else Announcement(**{**_fields(said), **changes})
+
+    def announce(self, number: int = 0, attempt: int = 0, **changes: Any) -> wire.BatchStatus:
+        return self.shuffler.announce(self.coordinator.sign(self.announcement(number, attempt, **changes)))
+
+    def checked(self) -> Checked:
+        return check_signatures(self.invitation, self.shuffler.current(self.task))
+
+    def report(self, token: bytes | None = None) -> Report:
+        return make_report(self.checked(), EPISODE, token or self.enrolment.mint())
+
+    def marked_report(self, mark: int, token: bytes | None = None) -> Report:
+        """A report of three tags that no other has, so that a count of two proves a replay."""
+        tags = [3 * mark, 3 * mark + 1, 3 * mark + 2]
+        return seal_report(self.checked(), tags, token or self.enrolment.mint())
+
+    def upload(self, *reports: Report, number: int = 0, attempt: int = 0) -> list[Outcome]:
+        return self.shuffler.upload(self.task, [(number, attempt, report) for report in reports])
+
+    def command(self, action: Action, number: int = 0, attempt: int = 0, chunk: int = 0) -> Signed:
+        return self.coordinator.sign(Command(task=self.task, batch=number, attempt=attempt, action=action, chunk=chunk))
+
+    def collect(self, number: int = 0, attempt: int = 0) -> bytes:
+        chunks = self.shuffler.status(self.task).chunks
+        return b"".join(
+            self.shuffler.collect(self.command(Action.collect, number, attempt, chunk)) for chunk in range(chunks)
+        )
+
+    def scrub(self, number: int = 0, attempt: int = 0) -> wire.BatchStatus:
+        return self.shuffler.scrub(self.command(Action.scrub, number, attempt))
+
+    def tags(self, released: bytes, number: int = 0, attempt: int = 0) -> list[int]:
+        """What the coordinator reads in a release, in its order."""
+        info = understand(self.coordinator.sign(self.announcement(number, attempt)).payload).tag_info
+        key, size = self.tag_keys[number, attempt], wire.SEALED_TAG_BYTES
+        sealed = [released[start : start + size] for start in range(0, len(released), size)]
+        return [int.from_bytes(crypto.unseal(key, info, one)) for one in sealed]
+
+    def reason(self, outcome: Outcome) -> str | None:
+        return None if outcome.problem is None else outcome.problem.type.rpartition(":")[2]
+
+
+def _fields(said: Announcement) -> dict[str, Any]:
+    return {name: getattr(said, name) for name in said.__struct_fields__}
+
+
+def meaning_of(world: World, **changes: Any) -> Agreement:
+    return understand(wire.encode(world.announcement(**changes)))
+
+
+def terms(epsilon: float = 1.0, **options: Any) -> Terms:
+    return Terms(Budget(epsilon, 1e-5), **{"min_batch_size": 1, **options})
+
+
+def open_batch(world: World) -> OpenBatch:
+    return world.shuffler.current(world.task)
+
+
+def pretend_to_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seals that bind key and info but hide nothing: a thousand schedules cost what one does with real ones."""
+
+    def mark(public: bytes, info: bytes) -> bytes:
+        return hashlib.sha256(public + info).digest()
+
+    def seal(key: Any, info: bytes, text: bytes) -> bytes:
+        return mark(key.public_bytes_raw(), info) + text + bytes(16)
+
+    def unseal(key: Any, info: bytes, sealed: bytes) -> bytes:
+        if sealed[:32] != mark(key.public_key().public_bytes_raw(), info) or len(sealed) < 48:
+            raise UnsealError
+        return sealed[32:-16]
+
+    monkeypatch.setattr(crypto, "seal", seal)
+    monkeypatch.setattr(crypto, "unseal", unseal)

@@ -1,0 +1,228 @@
+"""The coordinator without sockets: it learns from each release once, whatever happens, as the simulation would."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shufflerl import learners
+from shufflerl.checks import IntArray
+from shufflerl.counts import Trajectories
+from shufflerl.envs.gym import TabularEnv
+from shufflerl.envs.riverswim import riverswim
+from shufflerl.errors import BudgetExceededError, ContractError, PrivacyWarning, StateMismatchError
+from shufflerl.learners.base import Learner
+from shufflerl.network import crypto, wire
+from shufflerl.network.agreement import understand
+from shufflerl.network.coordinator import Coordinator, Run
+from shufflerl.network.opening import Opener, count
+from shufflerl.network.reporting import Checked, play, randomize_episode, seal_report
+from shufflerl.network.shuffler import permuted
+from shufflerl.privacy.accounting import Budget
+from tests.network_world import crash_at
+
+pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
+
+MDP = riverswim(np.random.default_rng(0), n_states=2, horizon=2)
+RUN = Run(MDP.problem(60), "sdp-pe", Budget(8.0, 1e-5), 7, {"first": 2})
+ENV = TabularEnv(MDP)
+
+
+def answer(coordinator: Coordinator) -> tuple[list[bytes], IntArray]:
+    """The release of the pending batch as the shuffler would make it, and the tags in it, counted."""
+    pending = coordinator.pending
+    assert pending is not None
+    meaning = understand(pending[2].payload)
+    key = crypto.new_box_key()
+    checked = Checked(meaning, key.public_key().public_bytes_raw())
+    envelopes, sent = [], np.zeros(meaning.protocol.query.size, dtype=np.int64)
+    for _ in range(meaning.batch.users):
+        tags = randomize_episode(meaning, play(ENV, meaning))
+        report = seal_report(checked, tags, bytes(32))
+        envelopes.append(crypto.unseal(key, meaning.envelope_info(report.report_id), report.envelope)[32:])
+        np.add.at(sent, tags, 1)
+    return permuted(b"".join(envelopes)), sent
+
+
+def expected(coordinator: Coordinator, sent: IntArray) -> list[float]:
+    pending = coordinator.pending
+    assert pending is not None
+    meaning = understand(pending[2].payload)
+    values: list[float] = (sent - meaning.batch.users * float(meaning.protocol.rate)).tolist()
+    return values
+
+
+def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
+    """The learner is handed exactly what was sent, less the expected noise; the ledger has every batch, in order."""
+    coordinator = Coordinator(tmp_path, RUN)
+    values = []
+    while coordinator.pending is not None:
+        chunks, sent = answer(coordinator)
+        values.append(expected(coordinator, sent))
+        coordinator.absorb(chunks)
+    assert [record.values.tolist() for record in coordinator.records] == values
+    assert sum(record.batch.users for record in coordinator.records) == 60
+    assert coordinator.ledger.releases == [f"batch {number}" for number in range(len(values))]
+    assert 0 < coordinator.ledger.spent <= 8.0
+    assert coordinator.certificate().epsilon <= 8.0
+    assert coordinator.policy is not None
+    with pytest.raises(ContractError, match="learned from once"):
+        coordinator.absorb([])
+    coordinator.close()
+
+
+def test_the_simulated_learner_takes_the_same_decisions_on_the_same_releases(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    while coordinator.pending is not None:
+        coordinator.absorb(answer(coordinator)[0])
+        coordinator.close()
+        coordinator = Coordinator(tmp_path, RUN)  # a restart after every batch changes nothing
+    simulated: Learner = learners.make("sdp-pe", RUN.problem, 7, first=2)
+    for record in coordinator.records:
+        assert simulated.next_batch() == record.batch
+        simulated.observe(record.release)
+    assert simulated.next_batch() is None
+    assert simulated.save() == coordinator.learner.save()
+    coordinator.close()
+
+
+@pytest.mark.parametrize("label", ["ledger", "charged", "open", "learner save", "saved"])
+def test_a_crash_at_any_point_loses_nothing_and_counts_nothing_twice(
+    tmp_path: Path, label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    coordinator.absorb(answer(coordinator)[0])
+    chunks, sent = answer(coordinator)
+    values = expected(coordinator, sent)
+    with crash_at(label, monkeypatch):
+        coordinator.absorb(chunks)
+    coordinator.close()
+    coordinator = Coordinator(tmp_path, RUN)
+    assert coordinator.pending is not None
+    if label != "saved":
+        assert coordinator.pending[0] == 1
+        assert len(coordinator.records) == 1
+        coordinator.absorb(chunks)
+    assert coordinator.pending[0] == 2
+    assert coordinator.records[1].values.tolist() == values
+    assert coordinator.ledger.releases == ["batch 0", "batch 1"]
+    assert coordinator.unacknowledged() == [(0, 0), (1, 0)]
+    coordinator.close()
+
+
+def test_nothing_is_opened_that_the_ledger_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    chunks, _ = answer(coordinator)
+
+    def refuse(*_: object) -> None:
+        raise BudgetExceededError("overspent")
+
+    monkeypatch.setattr(coordinator.ledger, "record", refuse)
+    monkeypatch.setattr(coordinator._opener, "count_all", lambda *_: pytest.fail("opened before it was charged"))
+    with pytest.raises(BudgetExceededError):
+        coordinator.absorb(chunks)
+    assert coordinator.records == []
+    coordinator.close()
+
+
+def test_a_learner_that_fails_leaves_the_run_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    chunks, _ = answer(coordinator)
+    before = coordinator.learner.save()
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "save", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            coordinator.absorb(chunks)
+    assert coordinator.learner.save() == before
+    coordinator.absorb(chunks)
+    assert len(coordinator.records) == 1
+    coordinator.close()
+
+
+def test_an_aborted_batch_is_asked_again_with_a_new_key(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    stale, _ = answer(coordinator)
+    before = coordinator.pending
+    coordinator.reopen()
+    after = coordinator.pending
+    assert before is not None
+    assert after is not None
+    assert (after[0], after[1]) == (0, 1)
+    old, new = (understand(one[2].payload) for one in (before, after))
+    assert old.batch == new.batch
+    assert old.announcement.tag_key != new.announcement.tag_key
+    coordinator.absorb(stale)
+    (record,) = coordinator.records
+    assert record.invalid == record.messages > 0  # nothing of the first attempt can be read any more
+    coordinator.close()
+
+
+def test_keys_of_answered_batches_are_gone(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    (key,) = coordinator._db.execute("SELECT key FROM batches").fetchone()
+    assert key in (tmp_path / "coordinator.db").read_bytes() + (tmp_path / "coordinator.db-wal").read_bytes()
+    coordinator.absorb(answer(coordinator)[0])
+    assert all(key not in path.read_bytes() for path in tmp_path.iterdir())
+    coordinator.close()
+
+
+def test_tags_that_are_no_tags_are_left_out_and_told(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    chunks, sent = answer(coordinator)
+    pending = coordinator.pending
+    assert pending is not None
+    meaning = understand(pending[2].payload)
+    values = expected(coordinator, sent)
+    key = crypto.public_box_key(meaning.announcement.tag_key)
+    outside = crypto.seal(key, meaning.tag_info, meaning.protocol.query.size.to_bytes(4))
+    wrong_batch = crypto.seal(key, meaning.tag_info + b"x", (0).to_bytes(4))
+    coordinator.absorb([*chunks, outside, wrong_batch, bytes(52), b"short"])
+    (record,) = coordinator.records
+    assert record.invalid == 4
+    assert record.values.tolist() == values
+    coordinator.close()
+
+
+def test_a_run_is_continued_with_its_own_settings_only(tmp_path: Path) -> None:
+    Coordinator(tmp_path, RUN).close()
+    for other in (
+        dataclasses.replace(RUN, seed=8),
+        dataclasses.replace(RUN, budget=Budget(4.0, 1e-5)),
+        dataclasses.replace(RUN, learner_parameters={}),
+    ):
+        with pytest.raises(StateMismatchError, match="own settings"):
+            Coordinator(tmp_path, other)
+    Coordinator(tmp_path, RUN).close()
+
+
+def test_weak_budgets_are_told() -> None:
+    with pytest.warns(PrivacyWarning):
+        dataclasses.replace(RUN, budget=Budget(20.0, 1e-5))
+
+
+def test_workers_count_as_one_process_does() -> None:
+    key = crypto.new_box_key()
+    tags = np.random.default_rng(0).integers(50, size=5000).tolist()
+    chunk = b"".join(crypto.seal(key.public_key(), b"info", tag.to_bytes(4)) for tag in tags)
+    alone = count(key.private_bytes_raw(), b"info", 50, chunk)
+    opener = Opener(2)
+    together = opener.count_all(key.private_bytes_raw(), b"info", 50, [chunk[: 52 * 3000], chunk[52 * 3000 :]])
+    opener.close()
+    assert alone.counts.tolist() == together.counts.tolist() == np.bincount(tags, minlength=50).tolist()
+    assert alone.invalid == together.invalid == 0
+
+
+def test_an_episode_follows_a_policy_of_the_mixture(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    pending = coordinator.pending
+    assert pending is not None
+    meaning = understand(pending[2].payload)
+    episode: Trajectories = play(ENV, meaning)
+    policies = meaning.batch.mixture.policies
+    fits = [(policies[m, [0, 1], episode.states[0]] == episode.actions[0]).all() for m in range(len(policies))]
+    assert any(fits)
+    assert wire.encode(meaning.announcement) == pending[2].payload
+    coordinator.close()

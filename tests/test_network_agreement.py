@@ -1,0 +1,187 @@
+"""What a node checks before it takes part: signatures, and by its own figures the privacy it is offered."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shufflerl.counts import Batch, CountQuery, Trajectories
+from shufflerl.errors import InvalidInputError
+from shufflerl.mdp import Mixture, Problem
+from shufflerl.network import agreement, wire
+from shufflerl.network.agreement import UnacceptableError, noise_for, understand
+from shufflerl.network.reporting import check_signatures, randomize_episode, within_support
+from shufflerl.network.wire import OpenBatch, ProblemError, Reason, Signed
+from shufflerl.privacy.accounting import Budget, calibrate
+from tests.examples import full_batch, random_mdp, random_mixture
+from tests.network_world import QUERY, World, meaning_of, new_identity, open_batch, terms
+
+NEEDED = calibrate(Budget(1.0, 1e-5), QUERY.changed_counters).mean
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_announcement_says_the_batch_and_nothing_is_lost(seed: int) -> None:
+    mdp = random_mdp(seed, horizon=3, states=3, actions=4, sparse=seed % 2 == 0)
+    batch = full_batch(mdp, 50, random_mixture(mdp, 3, seed), index=seed)
+    if seed == 3:
+        batch = dataclasses.replace(batch, query=CountQuery(mdp.problem(50), [1], []))
+    noise = noise_for(Budget(1.0, 1e-5), batch.query, 0.9)
+    said = agreement.announce(batch, noise, task=bytes(16), attempt=2, tag_key=bytes(32))
+    meaning = understand(wire.encode(said))
+    assert meaning.batch == batch
+    assert meaning.protocol.noise == noise
+    assert meaning.protocol.users == 50
+    assert meaning.digest != understand(wire.encode(msgspec.structs.replace(said, attempt=3))).digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": [0.5]},
+        {"weights": []},
+        {"policies": b"123"},
+        {"policies": np.full((1, 2, 2), 7, dtype="<u2").tobytes()},
+        {"support": b""},
+        {"transition_steps": [5]},
+        {"transition_steps": [], "reward_steps": []},
+        {"noise_mean": -1.0},
+        {"noise_mean": float("nan")},
+        {"noise_mean": float("inf")},
+        {"states": 2**40},
+        {"horizon": 2**20, "states": 2**20},
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
+    world = World()
+    with pytest.raises(ProblemError) as refused:
+        understand(wire.encode(msgspec.structs.replace(world.announcement(), **changes)))
+    assert refused.value.reason == Reason.malformed
+
+
+def test_a_node_accepts_what_meets_its_terms() -> None:
+    noise = noise_for(Budget(1.0, 1e-5), QUERY, 1.0)
+    terms().check(meaning_of(World(), noise_mean=noise.mean))
+    assert noise.mean == pytest.approx(NEEDED, rel=1e-9)
+
+
+def test_a_node_refuses_too_little_noise() -> None:
+    """It computes that itself; nothing in the announcement claims a budget it could believe."""
+    with pytest.raises(UnacceptableError, match="told to accept no more than 1e-05"):
+        terms().check(meaning_of(World(), noise_mean=NEEDED * 0.99))
+    with pytest.raises(UnacceptableError, match="It does not take part"):
+        terms(epsilon=0.5).check(meaning_of(World(), noise_mean=NEEDED * 1.01))
+
+
+def test_a_node_counts_on_its_own_honest_fraction_only() -> None:
+    meaning = meaning_of(World(), noise_mean=NEEDED * 1.01)
+    terms().check(meaning)
+    with pytest.raises(UnacceptableError, match=r"honest 0\.9 suffice"):
+        terms(honest_fraction=0.9).check(meaning)
+    enough = noise_for(Budget(1.0, 1e-5), QUERY, 0.9)
+    terms(honest_fraction=0.9).check(meaning_of(World(), noise_mean=enough.mean))
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.9, 0.77, 1 / 3, 0.1])
+def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(fraction: float) -> None:
+    for epsilon in (0.3, 1.0, 4.0):
+        noise = noise_for(Budget(epsilon, 1e-5), QUERY, fraction)
+        terms(epsilon=epsilon, honest_fraction=fraction).check(meaning_of(World(), noise_mean=noise.mean))
+
+
+def test_a_node_refuses_small_crowds_and_endless_reports() -> None:
+    meaning = meaning_of(World(), users=99, noise_mean=NEEDED * 1.01)
+    with pytest.raises(UnacceptableError, match="99 users"):
+        terms(min_batch_size=100).check(meaning)
+    with pytest.raises(UnacceptableError, match="most_messages"):
+        terms(most_messages=10).check(meaning)
+
+
+@pytest.mark.parametrize("name", ["min_batch_size", "honest_fraction", "most_messages"])
+def test_terms_are_checked(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=name):
+        terms(**{name: 0})
+
+
+def test_signatures_of_both_are_needed() -> None:
+    world = World()
+    world.announce()
+    batch = open_batch(world)
+    check_signatures(world.invitation, batch)
+    for role in ("coordinator_key", "shuffler_key"):
+        changes: dict[str, Any] = {role: new_identity().public}
+        stranger = dataclasses.replace(world.invitation, **changes)
+        with pytest.raises(ProblemError, match="not signed by") as refused:
+            check_signatures(stranger, batch)
+        assert refused.value.reason == Reason.unauthorized
+
+
+def test_a_changed_announcement_or_key_is_refused() -> None:
+    world = World()
+    world.announce()
+    batch = open_batch(world)
+    for part in ("announcement", "opening"):
+        signed: Signed = getattr(batch, part)
+        changed = bytearray(signed.payload)
+        changed[-1] ^= 1
+        forged = msgspec.structs.replace(signed, payload=bytes(changed))
+        with pytest.raises(ProblemError, match="not signed by"):
+            check_signatures(world.invitation, msgspec.structs.replace(batch, **{part: forged}))
+
+
+def test_a_key_for_another_batch_or_another_run_is_refused() -> None:
+    world, other = World(users=1), World(users=1)
+    world.announce()
+    first = open_batch(world)
+    world.upload(world.report())
+    world.shuffler.advance()
+    world.announce(1)
+    crossed = OpenBatch(announcement=open_batch(world).announcement, opening=first.opening)
+    with pytest.raises(UnacceptableError, match="another"):
+        check_signatures(world.invitation, crossed)
+    with pytest.raises(UnacceptableError, match="another run"):
+        check_signatures(dataclasses.replace(world.invitation, task=other.task), open_batch(world))
+
+
+def test_one_kind_of_message_cannot_pass_for_another() -> None:
+    """A signature covers what it signs as; equal bytes signed as something else are refused."""
+    world = World()
+    signed = world.coordinator.sign(world.announcement())
+    with pytest.raises(ProblemError, match="not signed by"):
+        world.coordinator.public.verify(wire.Command, signed)
+
+
+def test_the_cap_on_messages_cannot_be_announced() -> None:
+    """Were it lower, users with much noise would be kept out, and noise with them. It bounds what honest nodes send."""
+    assert "most_messages" not in wire.Announcement.__struct_fields__
+    meaning = meaning_of(World(), users=5, noise_mean=40.0)
+    mean = 24 * 40.0 / 5
+    assert mean + 6 * np.sqrt(mean) < meaning.most_messages < mean + 20 * np.sqrt(mean)
+    episode = Trajectories([[0, 1]], [[0, 1]], [[0, 1]])
+    sent = [len(randomize_episode(meaning, episode)) for _ in range(300)]
+    assert max(sent) <= meaning.most_messages
+    assert np.mean(sent) == pytest.approx(3 + mean, abs=6 * np.sqrt(mean / 300))
+
+
+def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> None:
+    """A node that stayed silent would tell what its user did."""
+    mdp = random_mdp(5, horizon=3, states=3, actions=1)
+    support = np.zeros((2, 3, 1, 3), dtype=bool)
+    support[..., 1] = True
+    problem = Problem(3, 3, 1, 4, mdp.start, support)
+    batch = Batch(0, 4, Mixture.single(np.zeros((3, 3), dtype=int)), CountQuery.everything(problem))
+    said = agreement.announce(
+        batch, noise_for(Budget(1.0, 1e-5), batch.query, 1.0), task=bytes(16), attempt=0, tag_key=bytes(32)
+    )
+    meaning = understand(wire.encode(said))
+    episode = Trajectories([[0, 2, 1]], [[0, 0, 0]], [[0, 1, 1]])
+    with pytest.raises(InvalidInputError):
+        meaning.protocol.query.tags(episode)
+    inside = within_support(meaning, episode)
+    assert inside.states.tolist() == [[0, 1, 1]]
+    assert len(randomize_episode(meaning, episode)) >= 5
+    assert len(set(meaning.protocol.query.groups[meaning.protocol.query.tags(inside)[0]])) == 5

@@ -1,0 +1,311 @@
+"""The shuffler and the coordinator on HTTP: hostile requests, slow ones, many at once, and any that fuzzing finds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from shufflerl.network import http, openapi, wire
+from shufflerl.network.coordinator import Coordinator
+from shufflerl.network.coordinator_app import CoordinatorServer
+from shufflerl.network.reporting import seal_report
+from shufflerl.network.shuffler_app import ShufflerServer
+from shufflerl.network.store import SQLiteStore
+from shufflerl.network.wire import BatchStatus, OpenBatch, Outcomes, ProblemDetail, Signed, State, Upload, Verdict
+from tests.network_processes import until
+from tests.network_world import World
+from tests.test_coordinator import RUN
+from tests.test_network_store import fill
+
+pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(noise_mean=40.0, store=SQLiteStore(tmp_path / "shuffler.db"))
+    world.announce()
+    return world
+
+
+@pytest.fixture
+def client(world: World) -> Iterator[TestClient]:
+    with TestClient(ShufflerServer(world.shuffler, world.store, most_body=100_000).app) as client:
+        yield client
+
+
+def reports_path(world: World) -> str:
+    return f"/v1/tasks/{world.task.hex()}/reports"
+
+
+def problem_of(answer: httpx2.Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/problem+json"
+    said = msgspec.json.decode(answer.content, type=ProblemDetail)
+    assert said.status == answer.status_code
+    assert said.title
+    assert said.detail
+    return said.status, said.type.rpartition(":")[2]
+
+
+def upload_of(*reports: wire.Report) -> bytes:
+    return wire.encode(Upload(batch=0, attempt=0, reports=list(reports)))
+
+
+def test_a_batch_over_http(world: World, client: TestClient) -> None:
+    marks = [world.marked_report(mark) for mark in range(3)]
+    path = f"/v1/tasks/{world.task.hex()}"
+    batch = client.get(f"{path}/batch")
+    assert wire.decode(OpenBatch, batch.content) == world.shuffler.current(world.task)
+    answer = client.post(reports_path(world), content=upload_of(marks[0], marks[0], marks[1]))
+    outcomes = wire.decode(Outcomes, answer.content).outcomes
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.accepted, Verdict.duplicate, Verdict.accepted]
+    client.post(reports_path(world), content=upload_of(marks[2]))
+
+    def state() -> State:
+        return msgspec.json.decode(client.get(f"{path}/status").content, type=BatchStatus).state
+
+    until(lambda: state() == State.released)
+    command = wire.encode(world.command(wire.Action.collect))
+    first, second = (client.post("/v1/releases", content=command).content for _ in range(2))
+    assert first == second
+    assert sorted(world.tags(first)) == list(range(9))
+    scrubbed = client.post("/v1/scrubs", content=wire.encode(world.command(wire.Action.scrub)))
+    assert msgspec.json.decode(scrubbed.content, type=BatchStatus).state == State.scrubbed
+    assert problem_of(client.post("/v1/releases", content=command)) == (410, "gone")
+    figures = client.get("/metrics").text
+    assert "shufflerl_reports_accepted_total 3.0" in figures
+    assert 'shufflerl_reports_refused_total{reason="duplicate"} 1.0' in figures
+
+
+def test_unreadable_requests_are_refused_and_counted(world: World, client: TestClient) -> None:
+    path, good = reports_path(world), upload_of(world.marked_report(1))
+    future = msgspec.msgpack.encode({"version": 2, "reports": []})
+    cases = {
+        b"": "malformed",
+        b"\xc1": "malformed",
+        good[:-1]: "malformed",
+        good + b"x": "malformed",
+        b"\x91" * 5000: "malformed",
+        b"\x81\xa1\x80\x01": "malformed",
+        os.urandom(300): "malformed",
+        future: "unsupported-version",
+        msgspec.msgpack.encode({"version": 1, "batch": 0, "attempt": 0, "reports": []}): "malformed",
+        msgspec.msgpack.encode({"version": 1, "batch": -1, "attempt": 0, "reports": [{}]}): "malformed",
+    }
+    for body, reason in cases.items():
+        assert problem_of(client.post(path, content=body)) == (400, reason)
+    assert problem_of(client.post(path, content=bytes(100_001))) == (413, "oversized")
+
+    def drip() -> Iterator[bytes]:
+        for _ in range(30):
+            yield bytes(5000)
+
+    assert problem_of(client.post(path, content=drip())) == (413, "oversized")
+    assert problem_of(client.post("/v1/tasks/nonsense/reports", content=good)) == (400, "malformed")
+    assert problem_of(client.get(f"/v1/tasks/{world.task.hex().upper()}/batch")) == (400, "malformed")
+    assert problem_of(client.get(f"/v1/tasks/{bytes(16).hex()}/batch")) == (404, "unknown-batch")
+    assert problem_of(client.get("/nowhere")) == (404, "not-found")
+    wrong = client.get(path)
+    assert problem_of(wrong) == (405, "not-allowed")
+    assert wrong.headers["allow"] == "POST"
+    for path in ("/v1/announcements", "/v1/releases", "/v1/scrubs"):
+        assert problem_of(client.post(path, content=b"?")) == (400, "malformed")
+        forged = wire.encode(Signed(payload=b"", signature=bytes(64)))
+        assert problem_of(client.post(path, content=forged)) == (403, "unauthorized")
+    assert world.shuffler.refused["malformed"] == 10  # type: ignore[index]
+    assert world.shuffler.refused["oversized"] == 2  # type: ignore[index]
+    assert world.shuffler.status(world.task).accepted == 0
+
+
+def test_a_full_disk_is_told_and_nothing_is_acknowledged(world: World, client: TestClient) -> None:
+    assert isinstance(world.store, SQLiteStore)
+    fill(world.store)
+    answer = client.post(reports_path(world), content=upload_of(*(world.report() for _ in range(2))))
+    assert problem_of(answer) == (507, "storage")
+    assert world.shuffler.accepted == 0
+
+
+def test_no_answer_and_no_log_tells_an_origin(
+    world: World, client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = world.report()
+    client.post(reports_path(world), content=upload_of(report), headers={"x-forwarded-for": "192.0.2.7"})
+    client.post(reports_path(world), content=b"bad", headers={"x-forwarded-for": "192.0.2.7"})
+    everything = caplog.text + client.get("/metrics").text + client.get(f"/v1/tasks/{world.task.hex()}/status").text
+    assert "192.0.2.7" not in everything
+    assert "testclient" not in everything
+    assert report.report_id.hex() not in everything
+
+
+@contextmanager
+def serving(app: Starlette) -> Iterator[int]:
+    ports: list[int] = []
+    server = http.server(app, "127.0.0.1", 0, ports.append)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield until(lambda: ports)[0]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_slow_clients_are_cut_off_and_hold_nobody_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(http, "BODY_SECONDS", 0.5)
+    head = f"POST {reports_path(world)} HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n".encode()
+    with serving(ShufflerServer(world.shuffler, world.store).app) as port:
+        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+        try:
+            for number, connection in enumerate(slow):
+                connection.sendall((b"GET /healthz HTTP/1.1\r\nx-slow: ", head + b"only part", b"")[number % 3])
+                connection.settimeout(20)
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+                began = time.monotonic()
+                assert client.get("/healthz").status_code == 200
+                answer = client.post(reports_path(world), content=upload_of(world.report()))
+                assert wire.decode(Outcomes, answer.content).outcomes[0].verdict == Verdict.accepted
+                assert time.monotonic() - began < 20
+            for number, connection in enumerate(slow):
+                said = _read(connection)
+                assert (b" 408 " in said) == (number % 3 == 1)
+        finally:
+            for connection in slow:
+                connection.close()
+
+
+def _read(connection: socket.socket) -> bytes:
+    """All that the server says until it ends the connection."""
+    parts = []
+    while True:
+        try:
+            part = connection.recv(65536)
+        except ConnectionResetError:
+            break
+        parts.append(part)
+        if not part or b"408" in part:
+            break
+    return b"".join(parts)
+
+
+def test_ten_thousand_reports_at_once(tmp_path: Path) -> None:
+    users = 10_000
+    world = World(users=users, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=1e-9)
+    world.announce()
+    checked, mint = world.checked(), world.enrolment.mint
+    bodies = [
+        upload_of(
+            *(seal_report(checked, [3 * mark, 3 * mark + 1, 3 * mark + 2], mint()) for mark in range(start, start + 20))
+        )
+        for start in range(0, users, 20)
+    ]
+    with serving(ShufflerServer(world.shuffler, world.store).app) as port:
+        path = reports_path(world)
+
+        def send(some: list[bytes]) -> int:
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=120) as client:
+                answers = [client.post(path, content=body) for body in some]
+            outcomes = [one for answer in answers for one in wire.decode(Outcomes, answer.content).outcomes]
+            return sum(outcome.verdict == Verdict.accepted for outcome in outcomes)
+
+        with ThreadPoolExecutor(25) as threads:
+            assert sum(threads.map(send, (bodies[start::25] for start in range(25)))) == users
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            status = f"/v1/tasks/{world.task.hex()}/status"
+            until(lambda: client.get(status).json()["state"] == "released")
+            chunks = client.get(status).json()["chunks"]
+            released = [
+                client.post(
+                    "/v1/releases", content=wire.encode(world.command(wire.Action.collect, chunk=chunk))
+                ).content
+                for chunk in range(chunks)
+            ]
+    assert sorted(world.tags(b"".join(released))) == list(range(3 * users))
+
+
+# Fuzzing from the OpenAPI descriptions.
+
+
+def coordinator_app(folder: Path) -> Starlette:
+    return CoordinatorServer(lambda: Coordinator(folder, RUN), "http://127.0.0.1:9", poll=5.0).app
+
+
+def test_the_coordinator_tells_how_it_is_doing(tmp_path: Path) -> None:
+    with TestClient(coordinator_app(tmp_path)) as client:
+        until(lambda: client.get("/v1/status").json()["trouble"])
+        status = client.get("/v1/status").json()
+        assert "tried again" in status["why"]
+        assert status["episodes_played"] == 0
+        assert problem_of(client.get("/readyz"))[0] == 503
+        assert client.get("/healthz").json() == {"status": "alive"}
+        assert problem_of(client.get("/v1/policy")) == (404, "not-found")
+        assert client.get("/v1/certificate").json()["epsilon"] <= 8.0
+        assert client.get("/v1/batches").json() == {"batches": []}
+        assert "shufflerl_episodes_played 0.0" in client.get("/metrics").text
+
+
+KINDS = {kind.__name__: kind for kind in (Upload, Signed)}
+
+
+@schemathesis.serializer(wire.MEDIA_TYPE)
+def as_message_pack(ctx: Any, value: Any) -> bytes:
+    """Well-formed messages where the value is one, so that fuzzing gets past the door; else whatever it is."""
+    for kind in KINDS.values():
+        with contextlib.suppress(msgspec.ValidationError):
+            return wire.encode(msgspec.convert(value, kind))
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, OverflowError, ValueError):
+        return repr(value).encode(errors="replace")
+
+
+@pytest.mark.parametrize("role", ["shuffler", "coordinator"])
+def test_fuzzing_finds_no_server_error(role: str, tmp_path: Path) -> None:
+    """Requests made from the description, good and bad; whatever comes back is no 5xx of ours."""
+    if role == "shuffler":
+        world = World(store=SQLiteStore(tmp_path / "shuffler.db"))
+        world.announce()
+        app, description = ShufflerServer(world.shuffler, world.store).app, openapi.SHUFFLER
+    else:
+        app, description = coordinator_app(tmp_path), openapi.COORDINATOR
+    schema = schemathesis.openapi.from_dict(description)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        for found in schema.get_all_operations():
+            operation: Any = found.ok()  # type: ignore[union-attr]
+            if operation.path == "/readyz" and role == "coordinator":
+                continue  # says 503 for a reason: there is no shuffler
+            _fuzz(operation, client)
+
+
+def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
+    known = ("method", "url", "params", "headers", "json", "data")
+    kept = {key: value for key, value in arguments.items() if key in known and value is not None}
+    if isinstance(kept.get("data"), bytes | str):
+        kept["content"] = kept.pop("data")
+    return kept
+
+
+def _fuzz(operation: Any, client: TestClient) -> None:
+    @given(case=operation.as_strategy())
+    @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    def attack(case: Any) -> None:
+        answer = client.request(**_plain(case.as_transport_kwargs(base_url="http://testserver")))
+        assert answer.status_code < 500, (operation.label, answer.text)
+
+    attack()

@@ -1,0 +1,131 @@
+"""End to end over real processes: kills at every labelled point and at random moments lose and double nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shufflerl.network import faults
+from shufflerl.network.wire import Upload
+from tests.network_processes import Crowd, Processes, processes, until
+from tests.test_network_store import left_of
+
+
+def finish(system: Processes, crowd: Crowd) -> None:
+    def over() -> bool:
+        crowd.step()
+        return bool(system.ask("/v1/status")["finished"])
+
+    until(over)
+    crowd.check(system.ask("/v1/batches")["batches"])
+
+
+def ledger_of(system: Processes) -> list[str]:
+    with closing(sqlite3.connect(system.folder / "coordinator" / "ledger.db")) as db:
+        return [name for (name,) in db.execute("SELECT name FROM releases ORDER BY number")]
+
+
+@pytest.mark.parametrize("name", ["shuffler", "coordinator"])
+def test_killed_at_every_labelled_point(tmp_path: Path, name: str) -> None:
+    labels = list(faults.SHUFFLER_LABELS if name == "shuffler" else faults.COORDINATOR_LABELS)
+    with processes(tmp_path, episodes=70) as system:
+        system.start("shuffler", labels.pop(0) if name == "shuffler" else "")
+        said = system.start("coordinator")
+        if name == "coordinator":
+            system.kill("coordinator")
+            system.start("coordinator", labels.pop(0))
+        crowd = Crowd(system, bytes.fromhex(said["task"]))
+        while True:
+            until(lambda: crowd.step() and system.died(name))
+            if not labels:
+                break
+            system.start(name, labels.pop(0))
+        system.start(name)
+        finish(system, crowd)
+        batches = len(system.ask("/v1/batches")["batches"])
+        assert system.client.get(f"{system.at('shuffler')}/readyz").status_code == 200
+    assert ledger_of(system) == [f"batch {number}" for number in range(batches)]
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    chance = random.Random(2)
+    with processes(tmp_path, episodes=120) as system:
+        system.start("shuffler")
+        crowd = Crowd(system, bytes.fromhex(system.start("coordinator")["task"]))
+        for _ in range(4):
+            name = chance.choice(["shuffler", "coordinator"])
+            deadline = time.monotonic() + 0.3 * chance.random()
+            while time.monotonic() < deadline:
+                crowd.step()
+            system.kill(name)
+            system.start(name)
+        finish(system, crowd)
+        batches = len(system.ask("/v1/batches")["batches"])
+        until(lambda: crowd.status().state == "scrubbed")
+        secrets = [report.envelope for upload in crowd.all for report in upload.reports]
+        ids = [report.report_id for upload in crowd.all for report in upload.reports]
+    assert ledger_of(system) == [f"batch {number}" for number in range(batches)]
+    # After the last scrub no byte of any report is on the shuffler's disk; the coordinator's never held an id.
+    assert left_of(secrets, tmp_path / "shuffler") == []
+    assert left_of(ids, tmp_path / "coordinator", 16) == []
+    logs = (tmp_path / "shuffler.log").read_text() + (tmp_path / "coordinator.log").read_text()
+    assert not any(report.hex() in logs for report in ids)
+    assert "127.0.0.1:" not in "".join(line for line in logs.splitlines() if "report" in line)
+
+
+def test_replays_across_batches_and_runs_are_refused(tmp_path: Path) -> None:
+    with processes(tmp_path, episodes=60) as system:
+        system.start("shuffler")
+        crowd = Crowd(system, bytes.fromhex(system.start("coordinator")["task"]))
+        until(lambda: "waits for users: 0 of 3 reports are in, 3 are missing" in system.ask("/v1/status")["why"])
+        until(lambda: len(crowd.step().answered) >= 2)
+        old = crowd.all[0]
+        status = crowd.status()
+        reasons = []
+        for batch in (old.batch, status.batch):
+            (outcome,) = crowd.outcomes(Upload(batch=batch, attempt=0, reports=old.reports))
+            assert outcome.problem is not None
+            reasons.append(outcome.problem.type.rpartition(":")[2])
+        assert reasons[0] == "replayed"
+        assert reasons[1] in ("undecryptable", "replayed")
+        crowd.task = bytes(16)
+        (outcome,) = crowd.outcomes(old)
+        assert outcome.problem is not None
+        assert outcome.problem.type.endswith("unknown-batch")
+
+
+def test_the_demonstration(tmp_path: Path) -> None:
+    """The command itself, with fleets and workers; what the fleet sent is what the coordinator counted."""
+    record = tmp_path / "record.json"
+    command = [sys.executable, "-m", "shufflerl", "demo", "--users", "90", "--env", "riverswim", "--epsilon", "8"]
+    done = subprocess.run(
+        [*command, "--json", "--folder", str(tmp_path / "demo")],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, "SHUFFLERL_TEST_RECORD": str(record)},
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["verdicts"] == {"accepted": 90}
+    assert figures["saw"]["shuffler"]["reports"] == 90
+    assert figures["value"]["random"] < figures["value"]["optimal"]
+    assert figures["certificate"]["epsilon"] <= 8.0
+    kept = json.loads(record.read_text())
+    assert sum(sum(counts.values()) for counts in kept["sent"].values()) == figures["saw"]["coordinator"]["messages"]
+    for batch in figures["batches"]:
+        true, sent = (kept[which][str(batch["batch"])] for which in ("true", "sent"))
+        assert sum(true.values()) == 11 * batch["users"]
+        assert sum(sent.values()) == batch["messages"]
+        assert all(sent[tag] >= count for tag, count in true.items())
+    assert set(figures["peak_mb"]) == {"shuffler", "coordinator", "fleet"}

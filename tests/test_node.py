@@ -1,0 +1,238 @@
+"""The node's SDK: one user, one report, whatever happens to the network and to the node."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import httpx2
+import numpy as np
+import pytest
+
+from shufflerl.envs.gym import TabularEnv
+from shufflerl.envs.riverswim import riverswim
+from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
+from shufflerl.network import node as module
+from shufflerl.network import wire
+from shufflerl.network.agreement import Terms, UnacceptableError
+from shufflerl.network.node import Backoff, Node, Receipt, TimeLimitError
+from shufflerl.network.reporting import play
+from shufflerl.network.shuffler_app import ShufflerServer
+from shufflerl.network.store import SQLiteStore
+from shufflerl.network.wire import Outcome, ProblemError, Verdict
+from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.noise import PoissonNoise
+from tests.network_world import PROBLEM, World, meaning_of, new_identity
+from tests.test_network_http import serving
+
+TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
+ENV = TabularEnv(riverswim(np.random.default_rng(0), n_states=2, horizon=2))
+
+
+class Place:
+    """A shuffler on loopback with one open batch of two users, and nodes with folders of their own."""
+
+    def __init__(self, folder: Path, port: int, world: World) -> None:
+        self.folder, self.world = folder, world
+        self.invitation = replace(world.invitation, shuffler=f"http://127.0.0.1:{port}")
+        self.tokens: dict[str, bytes] = {}
+
+    def node(self, name: str, **options: Any) -> Node:
+        token = self.tokens.setdefault(name, self.world.enrolment.mint())
+        arguments: dict[str, Any] = {"invitation": self.invitation, "terms": TERMS, "env": ENV} | options
+        return Node(token=token, folder=self.folder / name, **arguments)
+
+    @property
+    def accepted(self) -> int:
+        return self.world.shuffler.accepted
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    world = World(users=2, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=40.0)
+    world.announce()
+    with serving(ShufflerServer(world.shuffler, world.store).app) as port:
+        yield Place(tmp_path, port, world)
+
+
+def test_a_node_takes_part_once(place: Place) -> None:
+    node = place.node("a")
+    assert node.participate() == Receipt(0, "accepted")
+    with pytest.raises(ContractError, match="once"):
+        node.participate()
+    node.close()
+    again = place.node("a")
+    with pytest.raises(ContractError, match="once"):
+        again.participate()
+    again.close()
+    assert place.accepted == 1
+
+
+def test_the_ledger_refuses_a_second_participation_even_without_an_outbox(place: Place) -> None:
+    node = place.node("a")
+    node.participate()
+    node.close()
+    for path in (place.folder / "a").glob("outbox.db*"):
+        path.unlink()
+    node = place.node("a")
+    with pytest.raises((ContractError, BudgetExceededError)):
+        node.participate()
+    node.close()
+    assert place.accepted == 1
+
+
+def test_another_run_composes_against_the_same_budget(place: Place) -> None:
+    """A budget that one run uses up has nothing left for the next, though that has another name."""
+    epsilon = privacy_loss(PoissonNoise(40.0), 6).epsilon(1e-5)
+    for factor, fits in ((1.01, False), (2.0, True)):
+        options = {"terms": Terms(Budget(factor * epsilon, 1e-5), min_batch_size=2)}
+        node = place.node(f"{factor}", **options)
+        node._prepare(place.world.checked())
+        place.world.task = bytes(reversed(place.world.task))
+        place.world.announce()
+        second = place.world.checked()
+        with contextlib.nullcontext() if fits else pytest.raises(BudgetExceededError):
+            node._prepare(second)
+        node.close()
+        place.world.task = bytes(reversed(place.world.task))
+
+
+def test_a_node_that_was_killed_sends_the_very_same_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = place.node("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "_deliver", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            node.participate()
+    kept = node._outbox.get("node", place.world.task)
+    assert kept is not None
+    assert kept.report is not None
+    node.close()
+    again = place.node("a")
+    monkeypatch.setattr(module, "play", lambda *_: pytest.fail("it must not play again"))
+    assert again.participate() == Receipt(0, "accepted")
+    assert place.accepted == 1
+    ((_, envelope),) = place.world.store.reports(place.world.store.unfinished()[0].id)
+    assert envelope == wire.decode(wire.Report, kept.report).envelope
+    settled = again._outbox.get("node", place.world.task)
+    assert settled is not None
+    assert settled.report is None
+    again.close()
+
+
+def test_a_lost_answer_is_asked_for_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shuffler stored the report but its answer was lost: the retry is a duplicate and counts once."""
+    node = place.node("a")
+    post, lost = node._client.post, [True]
+
+    def lossy(*args: Any, **kwargs: Any) -> Any:
+        answer = post(*args, **kwargs)
+        if lost.pop() if lost else False:
+            raise httpx2.ReadTimeout("lost")
+        return answer
+
+    monkeypatch.setattr(node._client, "post", lossy)
+    assert node.participate().verdict == "accepted"
+    assert place.accepted == 1
+    assert place.world.shuffler.refused[wire.Reason.duplicate] == 1
+    node.close()
+
+
+def test_a_late_node_is_told_and_does_not_try_again(place: Place) -> None:
+    late = place.node("late")
+    parcel = late._prepare(place.world.checked())
+    for name in ("a", "b"):
+        node = place.node(name)
+        node.participate()
+        node.close()
+    assert late._deliver(parcel, 1e18) == Receipt(0, "refused: late")
+    with pytest.raises(ContractError, match="late"):
+        late.participate()
+    late.close()
+
+
+def test_a_node_refuses_before_it_plays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "play", lambda *_: pytest.fail("it must not play"))
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"terms": Terms(Budget(0.5, 1e-5), min_batch_size=2)}, UnacceptableError, "told to accept"),
+        ({"terms": Terms(Budget(8.0, 1e-5), min_batch_size=3)}, UnacceptableError, "min_batch_size"),
+        ({"invitation": replace(place.invitation, coordinator_key=new_identity().public)}, ProblemError, "not signed"),
+        ({"invitation": replace(place.invitation, shuffler_key=new_identity().public)}, ProblemError, "not signed"),
+    ]
+    larger = TabularEnv(riverswim(np.random.default_rng(0), n_states=5, horizon=2))
+    cases.append(({"env": larger}, UnacceptableError, "2 states and 2 actions, but the environment has 5"))
+    for number, (options, error, text) in enumerate(cases):
+        node = place.node(f"refusing {number}", **options)
+        with pytest.raises(error, match=text):
+            node.participate(timeout=5)
+        assert node._ledger.releases == []
+        node.close()
+    assert place.accepted == 0
+
+
+def test_waiting_has_an_end(place: Place) -> None:
+    node = place.node("a", invitation=replace(place.invitation, task=bytes(16)))
+    with pytest.raises(TimeLimitError, match="No batch was open"):
+        node.participate(timeout=0.3)
+    node.close()
+    node = place.node("b", invitation=replace(place.invitation, shuffler="http://127.0.0.1:9"))
+    with pytest.raises(TimeLimitError):
+        node.participate(timeout=0.3)
+    node.close()
+
+
+class Short(gymnasium.Env[int, int]):
+    """Ends after one step and pays a half."""
+
+    def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        return 0, 0.5, True, False, {}
+
+
+def test_any_environment_with_reset_and_step_is_played() -> None:
+    meaning = meaning_of(World())
+    episodes = [play(Short(), meaning) for _ in range(400)]
+    assert all(episode.states.tolist() == [[0, PROBLEM.n_states - 1]] for episode in episodes)
+    assert all(episode.rewards[0, 1] == 0 for episode in episodes)
+    paid = sum(int(episode.rewards[0, 0]) for episode in episodes)
+    assert 120 < paid < 280  # a fair coin lies outside with probability 1e-15
+
+    class Bad(Short):
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+            return 0, 1.5, True, False, {}
+
+    class Elsewhere(Short):
+        def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
+            return 2, {}
+
+    with pytest.raises(InvalidInputError, match=r"reward in \[0, 1\]"):
+        play(Bad(), meaning)
+    with pytest.raises(InvalidInputError, match="state 2"):
+        play(Elsewhere(), meaning)
+    with pytest.raises(InvalidInputError, match="token"):
+        Node(Short(), World().invitation, TERMS, b"short", Path("unused"))
+
+
+def test_what_a_verdict_means() -> None:
+    def outcome(reason: wire.Reason) -> Outcome:
+        verdict = Verdict.duplicate if reason == wire.Reason.duplicate else Verdict.refused
+        return Outcome(bytes(16), verdict, ProblemError(reason, "x").problem)
+
+    assert module.settled(Outcome(bytes(16), Verdict.accepted)) == "accepted"
+    assert module.settled(outcome(wire.Reason.duplicate)) == "accepted"
+    assert module.settled(outcome(wire.Reason.replayed)) == "accepted"
+    assert module.settled(outcome(wire.Reason.late)) == "refused: late"
+
+
+def test_waits_grow_and_vary() -> None:
+    backoff = Backoff(first=1.0, most=4.0)
+    waits = [backoff.wait() for _ in range(5)]
+    for wait, middle in zip(waits, (1, 2, 4, 4, 4), strict=True):
+        assert 0.5 * middle <= wait < 1.5 * middle
+    backoff.reset()
+    assert backoff.wait() < 1.5

@@ -1,0 +1,173 @@
+"""The messages: what the documentation shows is what is sent, and nothing else is understood."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shufflerl.errors import InvalidInputError, StorageError
+from shufflerl.network import crypto, wire
+from shufflerl.network.agreement import understand
+from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError, VerifyKey
+from shufflerl.network.wire import Announcement, Command, Opening, ProblemError, Reason, Report, Signed, Upload
+
+PAGE = (Path(__file__).parent.parent / "docs" / "wire.md").read_text()
+VECTORS: dict[str, Any] = json.loads(PAGE.partition("```json\n")[2].partition("```")[0])
+
+
+def vector(name: str) -> bytes:
+    return bytes.fromhex(VECTORS[name])
+
+
+def test_the_announcement_of_the_page() -> None:
+    shown = VECTORS["announcement"]
+    private = crypto.box_key(bytes.fromhex(shown.pop("tag_private")))
+    assert private.public_key().public_bytes_raw().hex() == shown["tag_key"]
+    policies = np.array(shown["policies"], dtype="<u2").tobytes()
+    task, key = bytes.fromhex(shown["task"]), bytes.fromhex(shown["tag_key"])
+    said = Announcement(**{**shown, "policies": policies, "task": task, "tag_key": key})
+    assert wire.encode(said) == vector("announcement_encoded")
+    assert wire.decode(Announcement, vector("announcement_encoded")) == said
+    meaning = understand(vector("announcement_encoded"))
+    assert meaning.digest == vector("announcement_digest")
+    assert meaning.tag_info == vector("tag_info")
+    assert meaning.envelope_info(vector("report_id")) == vector("envelope_info")
+    assert meaning.most_messages == VECTORS["most_messages"]
+    assert crypto.unseal(private, vector("tag_info"), vector("sealed_tag")) == VECTORS["tag"].to_bytes(4)
+    assert len(vector("sealed_tag")) == wire.SEALED_TAG_BYTES
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "kind"),
+    [
+        ("coordinator", "announcement", Announcement),
+        ("shuffler", "opening", Opening),
+        ("coordinator", "command", Command),
+    ],
+)
+def test_the_signatures_of_the_page(role: str, name: str, kind: type[wire.Message]) -> None:
+    key = SigningKey(Ed25519PrivateKey.from_private_bytes(vector(f"{role}_seed")))
+    assert str(key.public) == VECTORS[f"{role}_public"]
+    signed = Signed(payload=vector(f"{name}_encoded"), signature=vector(f"{name}_signature"))
+    message = VerifyKey.from_text(VECTORS[f"{role}_public"]).verify(kind, signed)
+    assert key.sign(message) == signed
+
+
+def test_the_token_and_envelope_of_the_page() -> None:
+    token, secret = vector("token"), vector("enrolment_secret")
+    assert Enrolment(secret).genuine(token)
+    assert hmac.digest(secret, b"shufflerl/1/token\0" + token[:16], "sha256")[:16] == token[16:]
+    assert crypto.report_id(bytes.fromhex(VECTORS["announcement"]["task"]), token) == vector("report_id")
+    private = crypto.box_key(vector("envelope_private"))
+    opening = wire.decode(Opening, vector("opening_encoded"))
+    assert opening.announcement == vector("announcement_digest")
+    assert opening.envelope_key == private.public_key().public_bytes_raw()
+    text = crypto.unseal(private, vector("envelope_info"), vector("envelope"))
+    assert text == vector("envelope_text") == token + 3 * vector("sealed_tag")
+
+
+def test_the_upload_and_command_of_the_page() -> None:
+    shown = VECTORS["upload"]
+    report = Report(report_id=bytes.fromhex(shown["report_id"]), envelope=bytes.fromhex(shown["envelope"]))
+    assert wire.encode(Upload(batch=3, attempt=1, reports=[report])) == vector("upload_encoded")
+    shown = VECTORS["command"]
+    command = Command(**{**shown, "task": bytes.fromhex(shown["task"]), "action": wire.Action(shown["action"])})
+    assert wire.encode(command) == vector("command_encoded")
+
+
+def test_every_problem_is_on_the_page() -> None:
+    for reason in Reason:
+        assert f"`{reason}`" in PAGE
+        problem = ProblemError(reason, "detail").problem
+        assert (problem.type, problem.detail) == (f"urn:shufflerl:problem:{reason}", "detail")
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_with_a_problem(data: bytes) -> None:
+    for kind in (Announcement, Opening, Command, Upload, Signed, wire.OpenBatch, wire.Outcomes):
+        with pytest.raises(ProblemError) as refused:
+            wire.decode(kind, data)
+        assert refused.value.reason in (Reason.malformed, Reason.unsupported_version)
+
+
+def test_strictness() -> None:
+    good = msgspec.msgpack.decode(vector("command_encoded"))
+    wire.decode(Command, msgspec.msgpack.encode(good))
+    for change in (
+        {"extra": 1},
+        {"task": b"short"},
+        {"batch": -1},
+        {"batch": "3"},
+        {"action": "release"},
+        {"version": 0},
+    ):
+        with pytest.raises(ProblemError):
+            wire.decode(Command, msgspec.msgpack.encode({**good, **change}))
+    with pytest.raises(ProblemError, match="version 2") as refused:
+        wire.decode(Command, msgspec.msgpack.encode({**good, "version": 2, "new field": 1}))
+    assert refused.value.reason == Reason.unsupported_version
+    for text in ("", "zz" * 16, "0" * 31, "0" * 33, "A" * 32, " " + "0" * 31):
+        with pytest.raises(ProblemError):
+            wire.task_from_text(text)
+
+
+def test_seals_open_for_their_key_and_purpose_only() -> None:
+    key, other = crypto.new_box_key(), crypto.new_box_key()
+    sealed = crypto.seal(key.public_key(), b"purpose", b"text")
+    assert crypto.unseal(key, b"purpose", sealed) == b"text"
+    for wrong in (
+        (other, b"purpose", sealed),
+        (key, b"other", sealed),
+        (key, b"purpose", sealed[:-1]),
+        (key, b"purpose", b""),
+    ):
+        with pytest.raises(UnsealError):
+            crypto.unseal(*wrong)
+    assert crypto.seal(key.public_key(), b"purpose", b"text") != sealed
+
+
+def test_contexts_differ_in_every_part() -> None:
+    parts = (bytes(16), 1, 2, bytes(32))
+    infos = {crypto.tag_info(*parts), crypto.envelope_info(*parts, bytes(16)), crypto.envelope_info(*parts, b"1" * 16)}
+    for place, other in enumerate((b"1" * 16, 9, 9, b"1" * 32)):
+        changed: list[Any] = list(parts)
+        changed[place] = other
+        infos.add(crypto.tag_info(*changed))
+    assert len(infos) == 7
+
+
+def test_tokens() -> None:
+    one, two = Enrolment(b"1" * 32), Enrolment(b"2" * 32)
+    tokens = {one.mint() for _ in range(100)}
+    assert len(tokens) == 100
+    assert all(one.genuine(token) and not two.genuine(token) for token in tokens)
+    token = one.mint()
+    assert not one.genuine(token[:-1])
+    assert not one.genuine(token[:-1] + bytes([token[-1] ^ 1]))
+
+
+def test_key_files_are_private_kept_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "identity.pem"
+    key = SigningKey.load(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert SigningKey.load(path).public == key.public
+    assert [file.name for file in path.parent.iterdir()] == ["identity.pem"]
+    path.write_bytes(b"damaged")
+    with pytest.raises(StorageError, match="restore"):
+        SigningKey.load(path)
+    secret = tmp_path / "enrolment.key"
+    assert Enrolment.load(secret).secret == Enrolment.load(secret).secret
+    secret.write_bytes(b"short")
+    with pytest.raises(StorageError, match="32 bytes"):
+        Enrolment.load(secret)
+    with pytest.raises(InvalidInputError, match="64 hexadecimal"):
+        VerifyKey.from_text("nonsense")
