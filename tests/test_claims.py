@@ -17,10 +17,14 @@ from shufflerl.experiments.claims import (
     together,
     within,
 )
+from shufflerl.experiments.compare import interval
 from shufflerl.experiments.figures.messages.analysis import shrinks
 from shufflerl.experiments.figures.noise.analysis import comparable, growth, private
+from shufflerl.experiments.figures.spectrum.analysis import good
+from shufflerl.experiments.figures.suite.analysis import nowhere_worse, times_over
 from shufflerl.experiments.figures.switches.analysis import at_most, every_episode
 from shufflerl.experiments.figures.theorem.analysis import affordable, flat, learns
+from shufflerl.experiments.suite import Contest, Line, Report
 from shufflerl.privacy.noise import GaussianNoise
 
 KS = [10**power for power in range(3, 9)]
@@ -161,3 +165,42 @@ def test_noise_grows_at_most_in_proportion(power: float, verdict: Verdict) -> No
 def test_messages_shrink() -> None:
     assert shrinks([10, 100], [50.0, 12.0]).verdict is Verdict.HOLDS
     assert shrinks([10, 100, 1000], [50.0, 12.0, 13.0]).verdict is Verdict.NOT_HERE
+
+
+def test_times_over_is_a_geometric_mean_whose_whole_interval_must_say_so() -> None:
+    sure = times_over([around(40, 1, 1), around(10, 1, 2)], [around(10, 1, 3), around(2.5, 0.1, 4)])
+    assert sure.verdict is Verdict.HOLDS
+    assert sure.numbers.startswith("4 [")
+    assert "over 2 environments and budgets" in sure.numbers
+    mixed = times_over([around(90, 1, 1), around(10, 0.1, 2)], [around(10, 1, 3), around(10, 0.1, 4)])
+    assert mixed.numbers.startswith("3 ["), "9 times and once are thrice in the geometric mean"
+    assert mixed.verdict is Verdict.NOT_HERE, "the interval reaches below"
+    assert times_over([around(25, 4, 1)], [around(8, 2, 2)]).verdict is Verdict.NOT_HERE
+    assert times_over([], []).verdict is Verdict.NOT_HERE
+
+
+def contest(place: str, **means: float) -> Contest:
+    names = {"optimistic": "optimistic", "sdp_pe": "SDP-PE", "jdp": "UCBVI-JDP"}
+    lines = {
+        names[key]: Line(names[key], 20, interval(around(mean, 1)), mean, mean, learns=True, switches=1, seconds=1)
+        for key, mean in means.items()
+    }
+    return Contest(place, 1.0, 20_000, 1e4, lines)
+
+
+def test_nowhere_worse_looks_at_every_rival_in_every_contest() -> None:
+    rivals = ("SDP-PE", "UCBVI-JDP")
+    easy = contest("easy", optimistic=100, sdp_pe=300, jdp=400)
+    close = contest("close", optimistic=100, sdp_pe=300, jdp=92)
+    hard = contest("hard", optimistic=100, sdp_pe=80, jdp=400)
+    assert nowhere_worse(Report((easy, close)), rivals).verdict is Verdict.HOLDS
+    bad = nowhere_worse(Report((easy, close, hard)), rivals)
+    assert bad.verdict is Verdict.NOT_HERE
+    assert "SDP-PE: at worst 1.25 times its regret (hard, ε = 1:" in bad.numbers
+    assert "UCBVI-JDP: at worst 1.09 times its regret (close" in bad.numbers
+
+
+def test_a_good_policy_is_all_but_a_twentieth_of_the_way_from_some_k_on() -> None:
+    assert good([10, 100], constant(0.96, 0.99)).verdict is Verdict.HOLDS
+    assert good([10, 100], constant(0.9, 0.99)).since == 100
+    assert good([10], [around(0.96, 0.1)]).verdict is Verdict.NOT_HERE, "the interval reaches below"

@@ -109,11 +109,11 @@ def test_progress_over_seeds_rises_to_the_total(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_error_is_the_only_line_on_stderr() -> None:
     command = [sys.executable, "-c", "from shufflerl.cli import main; main()", "run", "bandit", "--learner-param"]
-    done = subprocess.run([*command, "scale=-1"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "first=0"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("shufflerl: scale is -1.0")
+    assert done.stderr.startswith("shufflerl: first is 0")
 
 
 def test_our_environments_are_known_to_gymnasium_in_any_order() -> None:
@@ -126,7 +126,8 @@ def test_our_environments_are_known_to_gymnasium_in_any_order() -> None:
 def test_an_environment_without_a_table_is_played(call: Call) -> None:
     arguments = ["id=Blackjack-v1", "horizon=5", "reward_low=-1", "reward_high=1"]
     options = [item for argument in arguments for item in ("--env-param", argument)]
-    code, text = call("run", "gymnasium", "--episodes", "60", "--learner-param", "batch=20", "--json", *options)
+    learner = ("--learner", "ucbvi", "--learner-param", "batch=20")
+    code, text = call("run", "gymnasium", "--episodes", "60", *learner, "--json", *options)
     assert code == 0
     figures = json.loads(text)
     assert figures["regret"]["mean"] is None
@@ -134,10 +135,13 @@ def test_an_environment_without_a_table_is_played(call: Call) -> None:
 
 
 def test_a_private_run_carries_its_certificate(call: Call) -> None:
-    options = ("--privatizer", "shuffle", "--epsilon", "1", "--learner-param", "batch=100")
+    options = ("--epsilon", "1")
     code, text = call("run", "riverswim", "--episodes", "500", *options, "--json")
     assert code == 0
     figures = json.loads(text)
+    assert (figures["learner"], figures["privatizer"]) == ("optimistic", "shuffle"), (
+        "what a budget is spent on by default"
+    )
     assert figures["certificate"]["epsilon"] == pytest.approx(1.0, abs=1e-3)
     assert figures["certificate"]["delta"] == 1e-5
     assert figures["certificate"]["changed_counters"] == 22
@@ -234,14 +238,17 @@ def test_certify(call: Call) -> None:
         (("calibrate", "--epsilon", "1e-9", "--delta", "1e-11"), "epsilon is 1e-09 and delta 1e-11: this needs about"),
         (("certify", "--lambda", "0"), "mean of the noise is 0.0"),
         (("run", "riverswim", "--privatizer", "shuffle"), "needs a budget; give epsilon"),
-        (("run", "riverswim", "--epsilon", "1"), "takes no epsilon"),
+        (("run", "riverswim", "--privatizer", "none", "--epsilon", "1"), "takes no epsilon"),
         (("run", "riverswin"), "no environment 'riverswin'. Did you mean 'riverswim'?"),
         (("run", "riverswim", "--learner", "ucbiv"), "Did you mean 'ucbvi'?"),
         (("run", "riverswim", "--privatizer", "non"), "Did you mean 'none'?"),
         (("run", "riverswim", "--env-param", "state=3"), "no parameter 'state'. Did you mean 'n_states'?"),
         (("run", "riverswim", "--env-param", "n_states"), "write it as key=value"),
         (("run", "riverswim", "--env-param", "n_states=four"), "is 'four'; expected int"),
-        (("run", "riverswim", "--learner-param", "scale=-1"), "scale is -1.0; expected a finite number in (0, inf)"),
+        (
+            ("run", "riverswim", "--learner", "ucbvi", "--learner-param", "scale=-1"),
+            "scale is -1.0; expected a finite number in (0, inf)",
+        ),
         (("run", "riverswim", "--episodes", "0"), "episodes is 0"),
         (("run", "riverswim", "--seeds", "0"), "seeds is 0"),
         (("run", "riverswim", "--seed", "-1"), "seed is -1"),

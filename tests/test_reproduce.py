@@ -18,10 +18,20 @@ from shufflerl.checks import FloatArray
 from shufflerl.errors import LostWorkersError, StateMismatchError, StorageError
 from shufflerl.experiment import Setting
 from shufflerl.experiments import report, store, tuning
-from shufflerl.experiments.claims import Verdict
-from shufflerl.experiments.figures import FIGURES, bandit, base, regret_curves, scaling, spectrum, switches, theorem
+from shufflerl.experiments.claims import OURS, Verdict
+from shufflerl.experiments.figures import (
+    FIGURES,
+    bandit,
+    base,
+    regret_curves,
+    scaling,
+    spectrum,
+    suite,
+    switches,
+    theorem,
+)
 from shufflerl.experiments.figures.base import FIRST_TUNING_SEED, FULL, QUICK, Figure, Runs
-from shufflerl.experiments.figures.lines import LINES
+from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, OPTIMISTIC_FREE, UCBVI_RARELY
 from shufflerl.experiments.figures.scaling.measure import measure
 from shufflerl.experiments.figures.scaling.sweep import VALUES, Point
 from shufflerl.experiments.reproduce import RUNS, TIMINGS, TUNING, in_order, reproduce
@@ -76,11 +86,19 @@ def finished(out: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
-def test_the_figures_are_those_of_the_issue_and_every_line_has_as_many_candidates() -> None:
-    assert len({figure.name for figure in FIGURES}) == len(FIGURES) == 10
-    assert {len(line.candidates) for line in LINES} == {FULL.candidates}
+def test_the_figures_are_those_of_the_issues_and_every_line_has_as_many_candidates_or_none() -> None:
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES) == 11
+    ours = {OPTIMISTIC, OPTIMISTIC_FREE}
+    assert {len(line.candidates) for line in LINES if line not in ours} == {FULL.candidates}
+    assert all(line.candidates == ({},) for line in ours), "never more attention than its rivals get"
     assert (FULL.episodes, FULL.seeds) == (20_000, 20)
     assert max(FULL.reported) < FIRST_TUNING_SEED <= min(FULL.tuning)
+
+
+def test_plans_become_batches_at_every_k() -> None:
+    own = base.family(UCBVI_RARELY, "riverswim", 1.0, 20_000)
+    assert own.setting({"scale": 0.02, "plans": 300}).learner_parameters == {"scale": 0.02, "batch": 67}
+    assert own.setting({"scale": 0.02, "plans": 300}, 200).learner_parameters == {"scale": 0.02, "batch": 1}
 
 
 def test_constants_are_chosen_on_tuning_seeds_by_their_mean_regret(undisturbed: Path) -> None:
@@ -90,13 +108,17 @@ def test_constants_are_chosen_on_tuning_seeds_by_their_mean_regret(undisturbed: 
     families = bandit.FIGURE.families(TINY)
     chosen = tuning.choose(families, TINY, runs)
     for own in families:
-        mean = {str(c): runs.regrets(own.setting(c)).mean() for c in tuning.candidates(own, TINY)}
+        tried = tuning.candidates(own, TINY)
+        if len(tried) == 1:
+            assert chosen[own] == tried[0], "nothing to try"
+            continue
+        mean = {str(c): runs.regrets(own.setting(c)).mean() for c in tried}
         assert mean[str(chosen[own])] == min(mean.values())
     assert len({str(chosen[own]) for own in families}) > 1
     reported = store.results(undisturbed / RUNS)
     assert {result.cell.seed for result in reported} == set(TINY.reported)
     used = {str(result.cell.setting.learner_parameters) for result in reported}
-    assert {str(chosen[own]) for own in families} <= used
+    assert {str(own.setting(chosen[own]).learner_parameters) for own in families} <= used
 
 
 def test_cells_that_figures_share_are_run_once(undisturbed: Path) -> None:
@@ -114,8 +136,8 @@ def test_every_kind_of_cell_is_begun_first_and_none_is_lost(undisturbed: Path) -
     ordered = in_order(cells[::-1])
     assert sorted(cell.key for cell in ordered) == sorted(cell.key for cell in cells)
     begun = [(cell.setting.learner, cell.setting.learner_parameters.get("constants")) for cell in ordered]
-    assert len(set(begun[:3])) == len(set(begun)) == 3
-    assert begun[3:] == sorted(begun[3:], key=lambda kind: kind[0] == "sdp-pe")
+    assert len(set(begun[:4])) == len(set(begun)) == 4
+    assert begun[4:] == sorted(begun[4:], key=lambda kind: kind[0] == "sdp-pe")
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +147,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, report.R
         patch.setitem(VALUES, "quick", FEW_POINTS)
         patch.setitem(theorem.sweep.EPISODES, "quick", (10**3, 10**4))
         patch.setitem(spectrum.sweep.EPISODES, "quick", (10**3, spectrum.sweep.TUNED_AT))
+        patch.setitem(suite.sweep.ENVIRONMENTS, "quick", ("RiverSwim 4/6", "bandit"))
         return out, reproduce(TINY, out, workers=1)
 
 
@@ -140,7 +163,7 @@ def test_every_figure_makes_its_files(everything: tuple[Path, report.Reproductio
 def test_the_page_needs_nothing_else_and_says_every_claim(everything: tuple[Path, report.Reproduction]) -> None:
     out, end = everything
     page = end.page.read_text()
-    assert page.count("<svg") == 10
+    assert page.count("<svg") == 11
     for outside in ("http://", "https://", "<script", "<link", "url(h", "@import"):
         found = [line for line in page.splitlines() if outside in line and "xmlns" not in line]
         assert not found, (outside, found[:1])
@@ -151,7 +174,13 @@ def test_the_page_needs_nothing_else_and_says_every_claim(everything: tuple[Path
         assert claim.why.count(".") >= 2, f"two sentences say why: {claim.why}"
         assert claim.outcome.numbers
     assert {own["line"] for own in summary["constants"]} == {line.name for line in LINES}
-    assert all(own["chosen"] and own["theory"] for own in summary["constants"])
+    for own in summary["constants"]:
+        optimistic, rarely = "optimistic" in own["line"], own["line"] == UCBVI_RARELY.name
+        assert (own["chosen"] == {}) is optimistic
+        assert (own["theory"] is None) is (optimistic or rarely)
+    ours = [claim.place == OURS for claim in end.claims]
+    assert any(ours)
+    assert ours == sorted(ours), "the paper's claims come first"
     assert "differential privacy in the shuffle model" in page
 
 

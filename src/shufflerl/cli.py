@@ -87,8 +87,10 @@ def envs(
 @app.command()
 def run(
     env: Annotated[str, typer.Argument(help="Environment; `shufflerl envs` lists them.", metavar="ENV")],
-    learner: Annotated[str, typer.Option(help="Learner.")] = "ucbvi",
-    privatizer: Annotated[str, typer.Option(help="Privatizer.")] = "none",
+    learner: Annotated[str, typer.Option(help="Learner.")] = "optimistic",
+    privatizer: Annotated[
+        str | None, typer.Option(help="Privatizer.", show_default="shuffle with --epsilon, none without")
+    ] = None,
     episodes: Annotated[int, typer.Option(help="Episodes K, one user each.")] = 20_000,
     seeds: Annotated[int, typer.Option(help="How many seeds to run.")] = 1,
     seed: Annotated[int, typer.Option(help="The first seed; the others follow.", metavar="FIRST")] = 0,
@@ -115,6 +117,8 @@ def run(
     from shufflerl.learners import LEARNERS
     from shufflerl.privatizers import PRIVATIZERS
 
+    if privatizer is None:
+        privatizer = "none" if epsilon is None else "shuffle"
     if privatizer != "none" and delta is None:
         delta = 1e-5
     setting = Setting(

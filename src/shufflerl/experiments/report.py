@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shufflerl.experiments.claims import Claim, Verdict
+from shufflerl.experiments.claims import OURS, Claim, Verdict
 from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import Analysis, Evidence, Figure, Size, Table
 from shufflerl.experiments.store import make_folder, versions, write_whole
@@ -46,6 +46,7 @@ def write(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> Reprod
             write_whole(folder / FIGURES / f"{figure.name}.{kind}", content)
         sections.append(_section(number, figure, analysis, _inline(files["svg"].decode(), figure.title)))
         claims += analysis.claims
+    claims.sort(key=lambda claim: claim.place == OURS)  # the paper's come first
     summary = {
         "versions": versions(),
         "size": asdict(evidence.size),

@@ -39,7 +39,7 @@ class Size:
     episodes: int  # where the paper has 20,000
     seeds: int  # of reported runs
     tuning_seeds: int
-    candidates: int  # constants tried for every line
+    candidates: int  # constants tried for every line that has any to choose
 
     @property
     def reported(self) -> range:
@@ -53,7 +53,7 @@ class Size:
 
 
 FULL = Size("full", episodes=20_000, seeds=20, tuning_seeds=5, candidates=6)
-QUICK = Size("quick", episodes=10_000, seeds=4, tuning_seeds=2, candidates=3)
+QUICK = Size("quick", episodes=10_000, seeds=4, tuning_seeds=2, candidates=2)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Who is compared: one entry of `LINES` per learner and model of trust. To add a learner to the figures, add an entry.
 
-No line has more candidates for its constants than another of the paper's; which one it is shown with is chosen on tuning
-seeds.
+Lines with constants to choose have the same number of candidates; which one is shown is chosen on tuning seeds.
 """
 
 from __future__ import annotations

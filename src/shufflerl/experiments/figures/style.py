@@ -38,6 +38,7 @@ _STYLE: dict[Any, Any] = {
     "font.size": 10.5,
     "legend.frameon": False,
     "legend.fontsize": 10,
+    "legend.handlelength": 2.8,
     "lines.linewidth": 1.9,
     "lines.markersize": 5.5,
     "svg.fonttype": "path",  # a page that is read anywhere cannot count on fonts

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_INK = "#333334"
 #: Colour and marker of each contender, as in the other figures of a reproduction.
 _LOOKS = {"optimistic": ("#CC79A7", "D"), "SDP-PE": ("#0072B2", "o"), "UCBVI-JDP": ("#009E73", "s")}
 
@@ -74,26 +75,29 @@ def _summary(report: Report) -> list[str]:
 
 
 def draw(report: Report) -> Figure:
-    """Regret as a share of what never learning costs: a column per budget, a row per number of episodes."""
+    """Regret as a share of what never learning costs: a column per budget, a row per number of episodes.
+
+    A mark is the mean over seeds, and the line beside it reaches to the 95th percentile.
+    """
     from shufflerl.plots import new_figure
 
     episodes = sorted({contest.episodes for contest in report.contests})
     budgets = list(dict.fromkeys(contest.epsilon for contest in report.contests))
     places = list(dict.fromkeys(contest.environment for contest in report.contests))
-    figure = new_figure(3.2 + 2.3 * len(budgets), 1.4 + (0.6 + 0.27 * len(places)) * len(episodes))
+    figure = new_figure(2.6 + 1.9 * len(budgets), 1.3 + (0.6 + 0.27 * len(places)) * len(episodes))
     panels = figure.subplots(len(episodes), len(budgets), squeeze=False, sharex=True, sharey=True)
     for row, steps in enumerate(episodes):
         for column, epsilon in enumerate(budgets):
             axes = panels[row, column]
             chosen = [contest for contest in report.contests if (contest.episodes, contest.epsilon) == (steps, epsilon)]
             _panel(axes, report, chosen, places)
-            axes.set_title(f"K = {steps:,}, {budget(epsilon)}", loc="left", fontsize="medium")
+            axes.set_title(f"K = {steps:,}, {budget(epsilon)}", loc="left", fontsize="small")
     panels[0, 0].set_yticks(range(len(places)), places)
     panels[0, 0].invert_yaxis()
     for axes in panels[-1]:
-        axes.set_xlabel("regret / acting at random")
+        axes.set_xlabel("regret / acting at random", fontsize="small")
     looks = {label: look for axes in panels.flat for look, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(looks.values(), looks.keys(), loc="outside upper right", ncols=len(looks), frameon=False)
+    figure.legend(looks.values(), looks.keys(), loc="outside lower center", ncols=len(looks), frameon=False)
     return figure
 
 
@@ -101,8 +105,8 @@ def _panel(axes: Axes, report: Report, cells: list[Contest], places: list[str]) 
     for contest in cells:
         if not contest.learned:
             height = places.index(contest.environment)
-            axes.axhspan(height - 0.5, height + 0.5, color="0.88", linewidth=0, label="nobody learns")
-    axes.axvline(1.0, color="0.5", linewidth=0.8)
+            axes.axhspan(height - 0.5, height + 0.5, color=_INK, alpha=0.12, linewidth=0, label="nobody learns")
+    axes.axvline(1.0, color=_INK, linewidth=0.8)
     count = len(report.learners)
     for index, name in enumerate(report.learners):
         lines = [(contest, contest.lines[name]) for contest in cells]
@@ -118,9 +122,10 @@ def _panel(axes: Axes, report: Report, cells: list[Contest], places: list[str]) 
             fmt=_LOOKS[name][1],
             markersize=4.5,
             elinewidth=1.0,
-            label=f"{name}: mean, line to the 95th percentile",
+            label=name,
         )
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(axis="x", alpha=0.25)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

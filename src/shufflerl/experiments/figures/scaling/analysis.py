@@ -45,7 +45,7 @@ def analyse(evidence: Evidence) -> Analysis:
     largest = VALUES[evidence.size.name]["X"][-1]
     taken = ", ".join(f"{line.name} {found[grown(line.name, 'X', largest)].seconds:.2g} s" for line in LINES)
     see = (
-        f"Runs of {EPISODES:,} episodes on random environments, measured on one machine. With {largest} states: {taken}. "
+        f"Runs of {EPISODES:,} episodes on random environments, here, with {largest} states: {taken}. "
         "Product sets keep SDP-PE from the exponential growth of an enumerated set of policies."
     )
     return Analysis(drawing, see, table=Table(("line", "shape", "time", "memory"), tuple(rows)))

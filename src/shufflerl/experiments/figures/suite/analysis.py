@@ -11,7 +11,7 @@ from shufflerl.experiments import suite
 from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, number, shown
 from shufflerl.experiments.compare import LEVEL, RESAMPLES, SEED, Estimate
 from shufflerl.experiments.figures.base import Analysis, Evidence, Table
-from shufflerl.experiments.figures.suite.sweep import EPISODES, cells
+from shufflerl.experiments.figures.suite.sweep import EPISODES, SEEDS, cells
 from shufflerl.experiments.suite import Contest, show
 from shufflerl.experiments.suite.analysis import CHAMPION, LEARNS, STRICT, Report
 
@@ -31,8 +31,8 @@ def analyse(evidence: Evidence) -> Analysis:
     claims = [
         Claim(
             OURS,
-            f"Over the suite {rival} has at least {TIMES:g} times the regret of optimistic at ε ≤ {STRICT:g} (geometric "
-            "mean over environments and budgets where somebody learns).",
+            f"Over the suite {rival} has at least {TIMES:g} times the regret of optimistic at ε ≤ {STRICT:g} "
+            "(geometric mean over environments and budgets where somebody learns).",
             times_over(regrets[rival], regrets[CHAMPION]),
             f"At budgets where little can be learned in {EPISODES:,} episodes all learners lose nearly what acting at "
             "random does, and ratios are near one. The table has each environment and budget.",
@@ -42,16 +42,18 @@ def analyse(evidence: Evidence) -> Analysis:
     claims.append(
         Claim(
             OURS,
-            f"In no environment and at no budget of the suite is optimistic more than {WORSE - 1:.0%} worse than SDP-PE "
-            "or UCBVI-JDP (mean regrets).",
+            f"In no environment and at no budget of the suite is optimistic more than {WORSE - 1:.0%} worse than "
+            "SDP-PE or UCBVI-JDP (mean regrets).",
             nowhere_worse(report, rivals),
             "In single environments a rival's way of trying things suits better, or its luck did: with so few seeds "
             "means are uncertain by tens of percent. The table has the intervals.",
         )
     )
+    seeds = SEEDS[evidence.size.name]
     ratios = " and ".join(f"{standing.ratio:.1f} times for {standing.rival}" for standing in report.standings)
     see = (
-        f"Each row is an environment, each column a budget; further left is better, and 1 is acting at random. At ε ≤ "
+        f"Each row is an environment, each column a budget; further left is better, and 1 is acting at random. Marks "
+        f"are means, lines reach to the 95th percentile over {seeds} seeds. At ε ≤ "
         f"{STRICT:g} the regret is {ratios} that of optimistic, in the geometric mean where somebody learns. "
         f"{len(report.contests) - len(learned)} of {len(report.contests)} rows are shaded: there nobody gets below "
         f"{LEARNS:g} of acting at random in {EPISODES:,} episodes."
