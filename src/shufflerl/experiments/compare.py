@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -102,8 +103,14 @@ class Group:
 
 def interval(values: FloatArray) -> Estimate:
     """The mean with its bootstrap interval (bias-corrected and accelerated)."""
+    return _interval(tuple(values.tolist()))
+
+
+@cache  # reports say the same interval in several places
+def _interval(numbers: tuple[float, ...]) -> Estimate:
     from scipy import stats
 
+    values = np.array(numbers)
     mean = float(values.mean())
     if len(values) < 2:
         return Estimate(mean, None, None)

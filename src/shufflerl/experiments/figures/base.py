@@ -53,7 +53,7 @@ class Size:
 
 
 FULL = Size("full", episodes=20_000, seeds=20, tuning_seeds=5, candidates=6)
-QUICK = Size("quick", episodes=10_000, seeds=4, tuning_seeds=2, candidates=2)
+QUICK = Size("quick", episodes=10_000, seeds=3, tuning_seeds=2, candidates=2)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ EPSILON = 1.0
 LINES = (OPTIMISTIC, OPTIMISTIC_FREE, SDP_PE, PE)
 EPISODES = {
     "full": (3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 10_000_000),
-    "quick": (10_000, 100_000, 1_000_000),
+    "quick": (10_000, 100_000),
 }
 #: Constants are chosen at this K and kept at every other.
 TUNED_AT = 100_000

@@ -33,7 +33,9 @@ def analyse(evidence: Evidence) -> Analysis:
     episodes = EPISODES[evidence.size.name]
     k = np.array(episodes, dtype=np.float64)
     regrets = {
-        (constants, private): [evidence.runs.regrets(setting(constants, count, private=private)) for count in episodes]
+        (constants, private): [
+            evidence.runs.regrets(setting(evidence.size, constants, count, private=private)) for count in episodes
+        ]
         for constants in CONSTANTS
         for private in (False, True)
     }
