@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from numpy.typing import ArrayLike
 from scipy import integrate, optimize, stats
 
 from shufflerl.checks import FloatArray
@@ -172,7 +171,7 @@ def test_many_releases_find_the_model() -> None:
 
 @pytest.mark.parametrize(("alike", "most"), [(True, 0.5), (False, 0.8)])
 def test_shrunk_rows_are_closer_than_raw_ones_and_know_how_close(alike: bool, most: float) -> None:
-    """Little data: mean squared errors fall to less than half; stated variances are right within a factor two."""
+    """Little data: mean squared errors fall to 0.12 and 0.66; stated variances are right within a factor two."""
     raw = shrunk = rewards = stated = 0.0
     for seed in range(8):
         mdp = _alike(seed) if alike else random_mdp(seed, 6, 4, 2, start=0)
@@ -182,7 +181,6 @@ def test_shrunk_rows_are_closer_than_raw_ones_and_know_how_close(alike: bool, mo
         shrunk += ((posterior.probabilities - mdp.probabilities)[row] ** 2).sum()
         rewards += ((posterior.rewards - mdp.rewards) ** 2).sum()
         stated += posterior.reward_variances.sum()
-    print(shrunk / raw, rewards / stated)
     assert shrunk < most * raw
     assert 0.5 < rewards / stated < 2.0
 
@@ -261,7 +259,7 @@ def test_differences_are_posterior_means_by_brute_force(seed: int) -> None:
     errors, noises = rng.uniform(0.001, 0.02, (2, 4, 3))
     layout = Layout((3, 1, 3))
     moves, pays = np.empty((2, 1, 3))
-    tables = [table[:, None, :] for table in (errors, noises)]
+    tables = errors[:, None, :], noises[:, None, :]
     compare_steps(
         layout.row_starts,
         layout.successors,
@@ -291,10 +289,10 @@ def test_rewards_that_are_the_same_at_every_step_have_the_exact_posterior(raw: F
     np.testing.assert_allclose(variances.ravel(), 1 / precision, rtol=1e-6)
 
 
-def _conditional(mean: ArrayLike, covariance: FloatArray, noise: FloatArray, raw: FloatArray) -> tuple[float, float]:
+def _conditional(mean: float, covariance: FloatArray, noise: FloatArray, raw: FloatArray) -> tuple[float, float]:
     """Mean and variance of the first of some normal variables, given all of them with noise."""
     gain = np.linalg.solve(covariance + np.diag(noise), covariance[0])
-    return float(np.asarray(mean)[0] + gain @ (raw - mean)), float(covariance[0, 0] - gain @ covariance[0])
+    return float(mean + gain @ (raw - mean)), float(covariance[0, 0] - gain @ covariance[0])
 
 
 def test_rewards_that_differ_have_the_exact_posterior() -> None:
@@ -315,7 +313,7 @@ def test_rewards_that_differ_have_the_exact_posterior() -> None:
         variances,
     )
     covariance = np.full((3, 3), 0.2) + TYPICAL * difference * np.eye(3)
-    assert (rewards[0, 0, 0], variances[0, 0, 0]) == pytest.approx(_conditional([0.5] * 3, covariance, noise, raw))
+    assert (rewards[0, 0, 0], variances[0, 0, 0]) == pytest.approx(_conditional(0.5, covariance, noise, raw))
 
 
 def test_transitions_have_the_exact_posterior() -> None:
@@ -346,7 +344,7 @@ def test_transitions_have_the_exact_posterior() -> None:
         probabilities,
         uncertainty,
     )
-    mean, variance = _conditional([0.5] * 2, np.full((2, 2), 0.1 / 2), noise / 2, raw)
+    mean, variance = _conditional(0.5, np.full((2, 2), 0.1 / 2), noise / 2, raw)
     assert prior[0] == pytest.approx(target)
     assert probabilities[:2] == pytest.approx([mean, 1 - mean])
     assert uncertainty[0, 0, 0] == pytest.approx(variance)

@@ -77,7 +77,7 @@ class Posterior:
         problem, batch, b = self._problem, release.batch, self._batches
         (policy,) = batch.mixture.policies
         conserved = conserve(release, problem.start)
-        moved, paid = np.split(conserved.values, [problem.layout.size])
+        moved, paid = conserved.values[: problem.layout.size], conserved.values[problem.layout.size :]
         played = np.arange(problem.n_actions) == policy[..., None]
         self._users[b], self._noises[b] = batch.users, release.noise.variance
         self._policies[b] = policy
