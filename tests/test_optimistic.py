@@ -17,7 +17,7 @@ from shufflerl.kernels.optimism import worth_trying
 from shufflerl.learners.base import Learner
 from shufflerl.learners.optimistic import Optimistic, schedule
 from shufflerl.loop import learn
-from shufflerl.mdp import MDP, Problem
+from shufflerl.mdp import MDP, Problem, homogeneous
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privatizers.base import Privatizer
@@ -62,14 +62,20 @@ def _riverswim() -> MDP:
 
 
 def _parties(
-    mdp: MDP, episodes: int, seed: int, epsilon: float | None = 1.0, name: str = "shuffle", first: int = 4
+    mdp: MDP,
+    episodes: int,
+    seed: int,
+    epsilon: float | None = 1.0,
+    name: str = "shuffle",
+    first: int = 4,
+    delta: float = 1e-5,
 ) -> tuple[Optimistic, CountPopulation, Privatizer]:
     users, noise, own = np.random.SeedSequence(seed).spawn(3)
     learner = Optimistic(mdp.problem(episodes), own, first)
     privatizer = (
         privatizers.make("none")
         if epsilon is None or name == "none"
-        else privatizers.make(name, learner, epsilon=epsilon, delta=1e-5, seed=noise)
+        else privatizers.make(name, learner, epsilon=epsilon, delta=delta, seed=noise)
     )
     return learner, CountPopulation(mdp, users), privatizer
 
@@ -221,16 +227,69 @@ def test_a_first_batch_of_one_user_that_is_all_noise_is_survived() -> None:
     assert np.mean(regrets) < 1.5 * 520
 
 
-class Doctored(Privatizer):
-    """Honest but for some batches, whose releases it changes."""
+class Unlucky(Privatizer):
+    """Honest, but for the first batch after the very first that plays the best of one state's actions.
 
-    name = "doctored"
+    That one makes it look worse by `deviations` standard errors, at all steps that played it.
+    """
 
-    def __init__(self, honest: Privatizer, change: object) -> None:
-        self.honest, self.change = honest, change
+    name = "unlucky"
+
+    def __init__(self, honest: Privatizer, mdp: MDP, deviations: float) -> None:
+        self.honest, self.mdp, self.deviations = honest, mdp, deviations
+        self.planted = False
 
     def release(self, counts: Counts) -> Release:
-        return self.change(counts, self.honest.release(counts))  # type: ignore[operator, no-any-return]
+        release, batch = self.honest.release(counts), counts.batch
+        (policy,) = batch.mixture.policies
+        best = self.mdp.rewards[0, 0].argmax()
+        steps = np.flatnonzero(policy[:, 0] == best)
+        if self.planted or batch.index == 0 or not len(steps):
+            return release
+        self.planted = True
+        values, mean = release.values.copy(), self.mdp.rewards[0, 0, best]
+        error = self.deviations * np.sqrt(release.noise.variance / 2 + batch.users * mean * (1 - mean))
+        pays = values[self.mdp.layout.size :].reshape(*self.mdp.rewards.shape, 2)
+        pays[steps, 0, best] = [batch.users * (1 - mean) + error, batch.users * mean - error]
+        return Release(batch, values, release.noise, release.added_variance)
 
     def certificate(self, query: CountQuery) -> Certificate | None:
         return None
+
+
+def _after_bad_luck(means: list[float], horizon: int, deviations: float, seed: int) -> tuple[bool, float]:
+    """Whether the best action is played at every step in the end, and the share of the most regret there could be."""
+    mdp = homogeneous(np.ones((1, len(means), 1)), [means], horizon, [1.0])
+    learner, population, honest = _parties(mdp, 200_000, seed, delta=1e-6)
+    unlucky = Unlucky(honest, mdp, deviations)
+    history = learn(learner, population, unlucky)
+    assert unlucky.planted
+    second, best = np.sort(means)[-2:]
+    assert learner.deployed is not None
+    won = bool((learner.deployed.policies == np.argmax(means)).all())
+    return won, history.total_regret / (200_000 * horizon * (best - second))
+
+
+STUCK = pytest.mark.xfail(raises=AssertionError, reason="tries reach about 2 standard errors of a first batch, not 3")
+
+
+@pytest.mark.parametrize(
+    ("means", "horizon", "deviations"),
+    [
+        ([0.8, 0.9], 1, 2.0),
+        ([0.8, 0.9], 3, 2.0),
+        ([0.3, 0.5, 0.6, 0.2, 0.7], 1, 2.0),
+        pytest.param([0.8, 0.9], 1, 3.0, marks=STUCK),
+        pytest.param([0.3, 0.5, 0.6, 0.2, 0.7], 1, 3.0, marks=STUCK),
+    ],
+)
+def test_a_planted_unlucky_batch_for_the_optimal_action_is_recovered_from(
+    means: list[float], horizon: int, deviations: float
+) -> None:
+    """Its first release makes the best action look some standard errors worse, honest ones follow.
+
+    Never trying it again would lose all of the difference to the second best.
+    """
+    outcomes = [_after_bad_luck(means, horizon, deviations, seed) for seed in range(10)]
+    assert all(won for won, _ in outcomes)
+    assert max(lost for _, lost in outcomes) < 0.3
