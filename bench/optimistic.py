@@ -27,7 +27,7 @@ LIMITS = ((None, 25.0, 60.0), (5.0, 160.0, 450.0), (1.0, 520.0, 1350.0), (0.5, 9
 LONG, LONG_LIMIT = 10**6, 900.0
 MOST_SWITCHES = 88
 #: Repeats of a timed run, of which the fastest counts.
-REPEATS = 10
+REPEATS = 30
 
 
 def run() -> list[Figure]:

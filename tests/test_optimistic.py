@@ -197,19 +197,32 @@ def test_nothing_is_worth_trying_in_the_end_and_little_in_large_batches() -> Non
     assert np.all(np.diff(tries) < 0)
 
 
-@pytest.mark.parametrize("epsilon", [None, 1.0])
-def test_the_last_batch_commits_to_the_best_policy_of_the_posterior(epsilon: float | None) -> None:
+@pytest.mark.parametrize(("epsilon", "episodes"), [(None, 60), (0.5, 1000)])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_last_batch_commits_to_the_best_policy_of_the_posterior(
+    epsilon: float | None, episodes: int, seed: int
+) -> None:
+    """However little is known by then."""
     for mdp in (_riverswim(), random_mdp(3, 4, 4, 3), random_mdp(3, 4, 4, 3, sparse=True)):
-        learner, population, privatizer = _parties(mdp, 3000, 0, epsilon)
-        while (batch := learner.next_batch()) is not None:
-            if batch.users == learner.episodes_left:
-                break
+        learner, population, privatizer = _parties(mdp, episodes, seed, epsilon)
+        while (batch := learner.next_batch()) is not None and batch.users < learner.episodes_left:
             learner.observe(privatizer.release(population.play(batch)))
         assert batch is not None
-        transitions = mdp.layout.table(learner.posterior.probabilities)
-        best = MDP(transitions, learner.posterior.rewards, mdp.start).optimal_value
-        played = planning.policy_values(transitions, learner.posterior.rewards, mdp.start, batch.mixture.policies)
+        transitions, rewards = mdp.layout.table(learner.posterior.probabilities), learner.posterior.rewards
+        best = MDP(transitions, rewards, mdp.start).optimal_value
+        played = planning.policy_values(transitions, rewards, mdp.start, batch.mixture.policies)
         assert played[0] == pytest.approx(best)
+
+
+def test_before_any_data_every_action_is_as_likely() -> None:
+    """400 first decisions among four: the chi-square test fails by chance with probability 1e-4."""
+    problem = Problem(4, 10, 4, 100)
+    chosen = np.zeros(4)
+    for seed in range(10):
+        batch = Optimistic(problem, seed).next_batch()
+        assert batch is not None
+        chosen += np.bincount(batch.mixture.policies.ravel(), minlength=4)
+    assert stats.chisquare(chosen).pvalue > 1e-4
 
 
 def test_before_the_last_batch_it_tries_what_is_not_known() -> None:

@@ -70,7 +70,8 @@ class Posterior:
     @property
     def alike(self) -> float:
         """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could or more."""
-        return 1.0 - min(1.0, 5.0 * max(float(self.differences.mean()), float(self.reward_differences.mean())))
+        largest = max(float(self.differences.sum()), float(self.reward_differences.sum())) / self.differences.size
+        return 1.0 - min(1.0, 5.0 * largest)
 
     def add(self, release: Release) -> None:
         """Take in the full release of a batch that played a single policy."""
