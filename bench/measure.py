@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 
@@ -63,3 +67,28 @@ def seconds(action: Callable[[], object], calls: int = 1) -> float:
     for _ in range(calls):
         action()
     return (time.perf_counter() - began) / calls
+
+
+def cpu_seconds(action: Callable[[], object]) -> float:
+    """Seconds that this process computed: of one that does nothing else, what a machine without other work takes."""
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def in_process(module: str, name: str) -> tuple[float, float]:
+    """Seconds of a measure of a module's, and the most megabytes its process held; see `print_measure`."""
+    command = [sys.executable, "-m", module, name]
+    figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    return figures["seconds"], figures["megabytes"]
+
+
+def print_measure(measure: Callable[[], float]) -> None:
+    """The other end of `in_process`."""
+    print(json.dumps({"seconds": measure(), "megabytes": peak_megabytes()}))
+
+
+def peak_megabytes() -> float:
+    """The most this process held. getrusage would count in what its parent held when it was started."""
+    status = Path("/proc/self/status").read_text()
+    return float(status.split("VmHWM:")[1].split()[0]) / 1024

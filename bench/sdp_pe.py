@@ -6,21 +6,18 @@ Seeds 500 to 599 were used for nothing else: constants were chosen on 10000 to 1
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import optimize, sparse
 
-from bench.measure import Figure, medians, seconds
+from bench.measure import Figure, in_process, medians, print_measure, seconds
 from shufflerl import MDP, CountPopulation, envs, learn, policy_sets, privatizers
 from shufflerl.checks import BoolArray
 from shufflerl.errors import PrivacyWarning
@@ -150,7 +147,7 @@ def times() -> list[Figure]:
 
 def in_processes() -> list[Figure]:
     """Time and peak memory, each in a process of its own."""
-    (printed, _), (apart, apart_memory), (stage, stage_memory) = (in_process(name) for name in MEASURES)
+    (printed, _), (apart, apart_memory), (stage, stage_memory) = (in_process("bench.sdp_pe", name) for name in MEASURES)
     large = "stage, product set, X=100 A=5 H=20, K=20,000, no privacy"
     return [
         Figure.under(6, "a run, enumerated set, the paper's constants, K=20,000", "s", printed),
@@ -159,13 +156,6 @@ def in_processes() -> list[Figure]:
         Figure.under(1, f"slowest {large}", "s", stage),
         Figure.under(500, "its process", "MB", stage_memory),
     ]
-
-
-def in_process(name: str) -> tuple[float, float]:
-    """Seconds of a measure, and the most megabytes its process held."""
-    command = [sys.executable, "-m", "bench.sdp_pe", name]
-    figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    return figures["seconds"], figures["megabytes"]
 
 
 def enumerated_printed() -> float:
@@ -203,12 +193,6 @@ MEASURES: dict[str, Callable[[], float]] = {
     "enumerated-apart": enumerated_apart,
     "large-stage": large_stage,
 }
-
-
-def peak_megabytes() -> float:
-    """The most this process held. getrusage would count in what its parent held when it was started."""
-    status = Path("/proc/self/status").read_text()
-    return float(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 # Peers.
@@ -282,4 +266,4 @@ def occupancy_program(mdp: MDP) -> dict[str, Any]:
 if __name__ == "__main__":
     measure = MEASURES[sys.argv[1]]
     measure()  # compile
-    print(json.dumps({"seconds": measure(), "megabytes": peak_megabytes()}))
+    print_measure(measure)

@@ -73,7 +73,7 @@ class Layout:
         """Whether every row leads everywhere."""
         return self.rows is None
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many transitions there can be."""
         return int(np.prod(self.shape)) * self.shape[1] if self.rows is None else len(self.rows[1])

@@ -237,9 +237,9 @@ class Mixture:
                 f"policies has shape {given.shape} and type {given.dtype}; expected non-negative whole numbers "
                 "[m, h, x]: the action of policy m at step h in state x."
             )
-        if given.max() > np.iinfo(np.int32).max:
+        if given.dtype != np.int32 and given.max() > np.iinfo(np.int32).max:
             raise InvalidInputError(f"policies uses an action {given.max()}; expected numbers below 2^31.")
-        object.__setattr__(self, "policies", checks.frozen(given.astype(np.int32)))
+        object.__setattr__(self, "policies", checks.frozen(given.astype(np.int32, copy=False)))
         object.__setattr__(self, "weights", checks.frozen(checks.probabilities("weights", weights, (len(given),))))
         object.__setattr__(self, "_key", self.policies.tobytes() + self.weights.tobytes())
 

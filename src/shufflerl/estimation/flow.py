@@ -61,9 +61,8 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
 def _live(release: Release, start: FloatArray | None) -> BoolArray:
     """Whether some user may be in state x at step h and take action a."""
     query, mixture = release.batch.query, release.batch.mixture
-    live = np.zeros((query.horizon, query.n_states, query.n_actions), dtype=np.bool_)
-    for policy in mixture.policies[mixture.weights > 0]:
-        np.put_along_axis(live, policy[..., None], True, axis=-1)
+    played = mixture.policies[mixture.weights > 0, ..., None] == np.arange(query.n_actions)
+    live: BoolArray = played.any(axis=0)
     if start is not None:
         live[0] &= (start > 0)[:, None]
     return live

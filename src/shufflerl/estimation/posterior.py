@@ -70,14 +70,15 @@ class Posterior:
     @property
     def alike(self) -> float:
         """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could or more."""
-        return 1.0 - min(1.0, 5.0 * max(float(self.differences.mean()), float(self.reward_differences.mean())))
+        largest = max(float(self.differences.sum()), float(self.reward_differences.sum())) / self.differences.size
+        return 1.0 - min(1.0, 5.0 * largest)
 
     def add(self, release: Release) -> None:
         """Take in the full release of a batch that played a single policy."""
         problem, batch, b = self._problem, release.batch, self._batches
         (policy,) = batch.mixture.policies
         conserved = conserve(release, problem.start)
-        moved, paid = np.split(conserved.values, [problem.layout.size])
+        moved, paid = conserved.values[: problem.layout.size], conserved.values[problem.layout.size :]
         played = np.arange(problem.n_actions) == policy[..., None]
         self._users[b], self._noises[b] = batch.users, release.noise.variance
         self._policies[b] = policy

@@ -1,0 +1,311 @@
+"""The optimistic learner: its contract, its schedule, how far it looks, and what it recovers from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from shufflerl import envs, learners, planning, privatizers
+from shufflerl.counts import CountQuery, Counts, Release
+from shufflerl.errors import InvalidInputError, StateMismatchError
+from shufflerl.experiments.suite.definition import ENVIRONMENTS
+from shufflerl.history import History
+from shufflerl.kernels.optimism import worth_trying
+from shufflerl.learners.base import Learner
+from shufflerl.learners.optimistic import Optimistic, schedule
+from shufflerl.loop import learn
+from shufflerl.mdp import MDP, Problem, homogeneous
+from shufflerl.population import CountPopulation
+from shufflerl.privacy.certificate import Certificate
+from shufflerl.privatizers.base import Privatizer
+from tests.contracts.learner import LearnerContract
+from tests.examples import random_mdp
+
+
+class TestContract(LearnerContract):
+    def make(self, problem: Problem, seed: int = 0) -> Learner:
+        return Optimistic(problem, seed)
+
+
+class TestPrivate(LearnerContract):
+    def make(self, problem: Problem, seed: int = 0) -> Learner:
+        return Optimistic(problem, seed)
+
+    def privatizer(self) -> Privatizer:
+        return privatizers.make("shuffle", self.learner(), epsilon=3.0, delta=1e-5, seed=8)
+
+
+class TestKnownSupport(TestContract):
+    mdp = random_mdp(21, horizon=4, states=4, actions=2, sparse=True, start=0)
+
+
+class TestBandit(TestContract):
+    mdp = random_mdp(21, horizon=1, states=1, actions=5)
+
+
+class TestSeveralStarts(TestContract):
+    mdp = random_mdp(21, horizon=3, states=3, actions=2)
+
+
+class TestFirstBatch(TestContract):
+    def make(self, problem: Problem, seed: int = 0) -> Learner:
+        return Optimistic(problem, seed, first=30)
+
+
+def _riverswim() -> MDP:
+    mdp = envs.make("riverswim")
+    assert isinstance(mdp, MDP)
+    return mdp
+
+
+def _parties(
+    mdp: MDP,
+    episodes: int,
+    seed: int,
+    epsilon: float | None = 1.0,
+    name: str = "shuffle",
+    first: int = 4,
+    batches: int = 59,
+    delta: float = 1e-5,
+) -> tuple[Optimistic, CountPopulation, Privatizer]:
+    users, noise, own = np.random.SeedSequence(seed).spawn(3)
+    learner = Optimistic(mdp.problem(episodes), own, batches, first)
+    privatizer = (
+        privatizers.make("none")
+        if epsilon is None or name == "none"
+        else privatizers.make(name, learner, epsilon=epsilon, delta=delta, seed=noise)
+    )
+    return learner, CountPopulation(mdp, users), privatizer
+
+
+def _run(mdp: MDP, episodes: int, seed: int, epsilon: float | None = 1.0, name: str = "shuffle") -> History:
+    return learn(*_parties(mdp, episodes, seed, epsilon, name))
+
+
+# What it reaches.
+
+
+@pytest.mark.parametrize(("epsilon", "most"), [(None, 25), (5.0, 160), (1.0, 520)])
+def test_it_learns_riverswim(epsilon: float | None, most: float) -> None:
+    """Ten seeds within 1.3 of the limit for the mean of a hundred; playing at random loses about 9,000."""
+    runs = [_run(_riverswim(), 20_000, seed, epsilon) for seed in range(10)]
+    assert np.mean([run.total_regret for run in runs]) < 1.3 * most
+    assert all(run.switches <= 88 for run in runs)
+
+
+def test_it_loses_far_less_than_elimination() -> None:
+    """The limit for SDP-PE at this budget is 3,600."""
+    ours, theirs = [], []
+    for seed in range(2):
+        _, population, _ = _parties(_riverswim(), 20_000, seed)
+        rival = learners.make("sdp-pe", _riverswim().problem(20_000), seed)
+        noisy = privatizers.make("shuffle", rival, epsilon=1.0, delta=1e-5, seed=seed)
+        theirs.append(learn(rival, population, noisy).total_regret)
+        ours.append(_run(_riverswim(), 20_000, seed).total_regret)
+    assert max(ours) < 0.4 * min(theirs)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_it_beats_playing_at_random_everywhere(name: str) -> None:
+    """Of what playing at random loses, at epsilon 1: measured at most 0.6 (FrozenLake, which nobody learns)."""
+    environment, options = ENVIRONMENTS[name]
+    mdp = envs.make(environment, 1, **options)
+    assert isinstance(mdp, MDP)
+    aimless = MDP(
+        mdp.transitions.mean(axis=2, keepdims=True), mdp.rewards.mean(axis=2, keepdims=True), mdp.start
+    ).optimal_value
+    assert _run(mdp, 20_000, 0).total_regret < 0.7 * 20_000 * (mdp.optimal_value - aimless)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in privatizers.PRIVATIZERS])
+def test_it_works_with_every_privatizer(name: str) -> None:
+    mdp = _riverswim()
+    first, again = (_run(mdp, 2000, 0, 8.0, name) for _ in range(2))
+    assert first.users.sum() == 2000
+    np.testing.assert_array_equal(first.regret, again.regret)
+
+
+# The schedule.
+
+
+@settings(max_examples=300, deadline=None)
+@given(episodes=st.integers(1, 10**18), noise=st.floats(0, 1e6))
+def test_every_episode_is_in_the_schedule(episodes: int, noise: float) -> None:
+    sizes, looks = schedule(episodes, noise, 59)
+    assert len(looks) == len(sizes)
+    assert sizes.sum() == episodes
+    assert sizes.min() >= 1
+    assert len(sizes) <= Optimistic(Problem(1, 1, 1, 1), 0).most_batches - 1 == 88
+
+
+@pytest.mark.parametrize("noise", [0.0, 10.0])
+def test_short_looks_stand_between_long_batches(noise: float) -> None:
+    """In a long run every second long batch is followed by one of a tenth of its users, but never the last two."""
+    sizes, looks = schedule(10**6, noise, 59)
+    short = np.flatnonzero(looks)
+    assert len(short) > 15
+    assert (np.diff(short) == 3).all()
+    np.testing.assert_allclose(sizes[short] / sizes[short - 1], 0.1, atol=0.02)
+    assert (sizes[short - 1] >= 0.9 * 8 * sizes[0]).all()
+    assert not looks[-2:].any()
+    assert (np.diff(sizes[~looks]) >= -1).all()
+
+
+def test_where_there_is_no_room_there_are_no_looks() -> None:
+    assert not schedule(5000, 50.0, 59)[1].any()
+    assert schedule(100, 1000.0, 59)[0].tolist() == [100]
+
+
+def test_a_network_may_ask_for_few_batches() -> None:
+    history = learn(*_parties(_riverswim(), 5000, 0, batches=6))
+    assert len(history) <= 1 + 6 + 3
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize("epsilon", [None, 1.0, 0.01])
+def test_a_handful_of_episodes_is_enough(episodes: int, epsilon: float | None) -> None:
+    """Down to one user, and with noise of many times all users."""
+    for mdp in (_riverswim(), random_mdp(0, 1, 1, 3), random_mdp(0, 3, 3, 2, sparse=True)):
+        history = _run(mdp, episodes, 0, epsilon)
+        assert history.users.sum() == episodes
+        assert history.users[0] == min(4, episodes)
+
+
+def test_the_first_batch_can_be_larger() -> None:
+    learner, population, privatizer = _parties(_riverswim(), 1000, 0, first=100)
+    assert learn(learner, population, privatizer).users[0] == 100
+    with pytest.raises(InvalidInputError, match="first is 0"):
+        Optimistic(_riverswim().problem(10), 0, first=0)
+    with pytest.raises(StateMismatchError, match="parameters"):
+        Optimistic(_riverswim().problem(1000), 0).restore(learner.save())
+
+
+# How optimistic.
+
+
+@given(users=st.floats(1, 1e9), left=st.floats(1, 1e18))
+def test_what_is_worth_trying_solves_its_equation(users: float, left: float) -> None:
+    """What a try costs, n z, is what it gains, R psi(z)."""
+    z = worth_trying(users, left)
+    gain = left * (stats.norm.pdf(z) - z * stats.norm.sf(z))
+    assert gain == pytest.approx(users * z, rel=1e-4, abs=1e-6 * users)
+
+
+def test_nothing_is_worth_trying_in_the_end_and_little_in_large_batches() -> None:
+    assert worth_trying(10.0, 0.0) == pytest.approx(0, abs=1e-8)
+    tries = [worth_trying(float(n), 1e4) for n in (1, 10, 100, 1000, 10**4)]
+    assert np.all(np.diff(tries) < 0)
+
+
+@pytest.mark.parametrize(("epsilon", "episodes"), [(None, 60), (0.5, 1000)])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_last_batch_commits_to_the_best_policy_of_the_posterior(
+    epsilon: float | None, episodes: int, seed: int
+) -> None:
+    """However little is known by then."""
+    for mdp in (_riverswim(), random_mdp(3, 4, 4, 3), random_mdp(3, 4, 4, 3, sparse=True)):
+        learner, population, privatizer = _parties(mdp, episodes, seed, epsilon)
+        while (batch := learner.next_batch()) is not None and batch.users < learner.episodes_left:
+            learner.observe(privatizer.release(population.play(batch)))
+        assert batch is not None
+        transitions, rewards = mdp.layout.table(learner.posterior.probabilities), learner.posterior.rewards
+        best = MDP(transitions, rewards, mdp.start).optimal_value
+        played = planning.policy_values(transitions, rewards, mdp.start, batch.mixture.policies)
+        assert played[0] == pytest.approx(best)
+
+
+def test_before_any_data_every_action_is_as_likely() -> None:
+    """400 first decisions among four: the chi-square test fails by chance with probability 1e-4."""
+    problem = Problem(4, 10, 4, 100)
+    chosen = np.zeros(4)
+    for seed in range(10):
+        batch = Optimistic(problem, seed).next_batch()
+        assert batch is not None
+        chosen += np.bincount(batch.mixture.policies.ravel(), minlength=4)
+    assert stats.chisquare(chosen).pvalue > 1e-4
+
+
+def test_before_the_last_batch_it_tries_what_is_not_known() -> None:
+    """Ten arms that nobody has seen are all tried, one after the other, before any is committed to."""
+    bandit = MDP(np.empty((0, 1, 10, 1)), [[np.linspace(0.1, 0.9, 10)]], [1.0])
+    history = _run(bandit, 20_000, 0)
+    assert len({int(history.mixture(b).policies[0, 0, 0]) for b in range(15)}) >= 8
+
+
+# What it survives.
+
+
+def test_a_first_batch_of_one_user_that_is_all_noise_is_survived() -> None:
+    regrets = [learn(*_parties(_riverswim(), 20_000, seed, first=1)).total_regret for seed in range(5)]
+    assert np.mean(regrets) < 1.5 * 520
+
+
+class Unlucky(Privatizer):
+    """Honest, but for the first batch after the very first that plays the best of one state's actions.
+
+    That one makes it look worse by `deviations` standard errors, at all steps that played it.
+    """
+
+    name = "unlucky"
+
+    def __init__(self, honest: Privatizer, mdp: MDP, deviations: float) -> None:
+        self.honest, self.mdp, self.deviations = honest, mdp, deviations
+        self.planted = False
+
+    def release(self, counts: Counts) -> Release:
+        release, batch = self.honest.release(counts), counts.batch
+        (policy,) = batch.mixture.policies
+        best = self.mdp.rewards[0, 0].argmax()
+        steps = np.flatnonzero(policy[:, 0] == best)
+        if self.planted or batch.index == 0 or not len(steps):
+            return release
+        self.planted = True
+        values, mean = release.values.copy(), self.mdp.rewards[0, 0, best]
+        error = self.deviations * np.sqrt(release.noise.variance / 2 + batch.users * mean * (1 - mean))
+        pays = values[self.mdp.layout.size :].reshape(*self.mdp.rewards.shape, 2)
+        pays[steps, 0, best] = [batch.users * (1 - mean) + error, batch.users * mean - error]
+        return Release(batch, values, release.noise, release.added_variance)
+
+    def certificate(self, query: CountQuery) -> Certificate | None:
+        return None
+
+
+def _after_bad_luck(means: list[float], horizon: int, deviations: float, seed: int) -> tuple[bool, float]:
+    """Whether the best action is played at every step in the end, and the share of the most regret there could be."""
+    mdp = homogeneous(np.ones((1, len(means), 1)), [means], horizon, [1.0])
+    learner, population, honest = _parties(mdp, 200_000, seed, delta=1e-6)
+    unlucky = Unlucky(honest, mdp, deviations)
+    history = learn(learner, population, unlucky)
+    assert unlucky.planted
+    second, best = np.sort(means)[-2:]
+    assert learner.deployed is not None
+    won = bool((learner.deployed.policies == np.argmax(means)).all())
+    return won, history.total_regret / (200_000 * horizon * (best - second))
+
+
+STUCK = pytest.mark.xfail(raises=AssertionError, reason="tries reach about 2 standard errors of a first batch, not 3")
+
+
+@pytest.mark.parametrize(
+    ("means", "horizon", "deviations"),
+    [
+        ([0.8, 0.9], 1, 2.0),
+        ([0.8, 0.9], 3, 2.0),
+        ([0.3, 0.5, 0.6, 0.2, 0.7], 1, 2.0),
+        pytest.param([0.8, 0.9], 1, 3.0, marks=STUCK),
+        pytest.param([0.3, 0.5, 0.6, 0.2, 0.7], 1, 3.0, marks=STUCK),
+    ],
+)
+def test_a_planted_unlucky_batch_for_the_optimal_action_is_recovered_from(
+    means: list[float], horizon: int, deviations: float
+) -> None:
+    """Its first release makes the best action look some standard errors worse, honest ones follow.
+
+    Never trying it again would lose all of the difference to the second best.
+    """
+    outcomes = [_after_bad_luck(means, horizon, deviations, seed) for seed in range(10)]
+    assert all(won for won, _ in outcomes)
+    assert max(lost for _, lost in outcomes) < 0.3
