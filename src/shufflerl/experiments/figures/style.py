@@ -38,7 +38,8 @@ _STYLE: dict[Any, Any] = {
     "font.size": 10.5,
     "legend.frameon": False,
     "legend.fontsize": 10,
-    "legend.handlelength": 2.8,
+    "legend.handlelength": 2.4,
+    "legend.columnspacing": 1.2,
     "lines.linewidth": 1.9,
     "lines.markersize": 5.5,
     "svg.fonttype": "path",  # a page that is read anywhere cannot count on fonts
