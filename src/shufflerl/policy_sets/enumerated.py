@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from shufflerl import checks
 from shufflerl.checks import BoolArray, FloatArray, IntArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.kernels import policy_sets as kernels
+from shufflerl.kernels import enumerated_sets as kernels
 from shufflerl.mdp import PolicyArray
 from shufflerl.planning import visit_probabilities
 from shufflerl.policy_sets.base import PolicySet, read_only

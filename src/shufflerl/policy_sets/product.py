@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from shufflerl import checks
 from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.kernels import policy_sets as kernels
+from shufflerl.kernels import product_sets as kernels
 from shufflerl.mdp import PolicyArray
 from shufflerl.policy_sets.base import PolicySet, Search, read_only
 
