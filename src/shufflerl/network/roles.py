@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from shufflerl.errors import StateMismatchError
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address
 from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey, write_secret
 
@@ -18,6 +19,14 @@ def say(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
+def own_folder(path: str, other: str) -> Path:
+    """The role's folder; refused if the other role lives there, as one folder with both would undo the mixing."""
+    folder = Path(path)
+    if (folder / f"{other}.db").exists():
+        raise StateMismatchError(f"{folder} is the folder of a {other}; keep the two apart, and use another folder.")
+    return folder
+
+
 def run_shuffler(config: ShufflerConfig) -> None:
     """Serve the shuffler."""
     from shufflerl.network import http
@@ -25,7 +34,7 @@ def run_shuffler(config: ShufflerConfig) -> None:
     from shufflerl.network.shuffler_app import ShufflerServer
     from shufflerl.network.store import SQLiteStore
 
-    folder = Path(config.folder)
+    folder = own_folder(config.folder, "coordinator")
     identity = SigningKey.load(folder / "identity.pem")
     store = SQLiteStore(folder / "shuffler.db")
     shuffler = Shuffler(
@@ -47,7 +56,7 @@ def run_coordinator(config: CoordinatorConfig) -> None:
     from shufflerl.network.coordinator_app import CoordinatorServer
     from shufflerl.network.opening import Opener
 
-    run, folder = config.run, Path(config.folder)
+    run, folder = config.run, own_folder(config.folder, "shuffler")
     server = CoordinatorServer(
         lambda: Coordinator(folder, run, Opener(config.workers)), config.shuffler, poll=config.poll_seconds
     )
