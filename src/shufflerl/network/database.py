@@ -23,7 +23,7 @@ def connect(path: Path | None, format: str, tables: list[str]) -> sqlite3.Connec
     try:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # it holds keys; SQLite gives its log the same rights
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # it holds keys; its log gets the same rights
         db = sqlite3.connect(
             path or ":memory:", timeout=PATIENCE, isolation_level=None, check_same_thread=False, cached_statements=64
         )

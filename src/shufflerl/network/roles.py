@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shufflerl.errors import StateMismatchError
+from shufflerl.errors import ShuffleRLError, StateMismatchError
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address
 from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey, write_secret
+
+if TYPE_CHECKING:
+    from shufflerl.network.fleet import Fleet
 
 
 def say(**fields: Any) -> None:
@@ -84,11 +88,27 @@ def run_nodes(config: NodeConfig) -> None:
     )
 
     try:
-        asyncio.run(fleet.run())
+        asyncio.run(_until_told(fleet))
         peak = peak_memory(os.getpid())
     finally:
         fleet.close()
     say(role="node", verdicts=fleet.verdicts, uploaded_bytes=fleet.uploaded_bytes, peak_mb=peak)
+
+
+async def _until_told(fleet: Fleet) -> None:
+    """Run the fleet until its tokens are used or it is told to stop; what is not delivered goes out next time."""
+    loop, running = asyncio.get_running_loop(), asyncio.current_task()
+    assert running is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    try:
+        await fleet.run()
+    except asyncio.CancelledError:
+        pass
+    except ExceptionGroup as several:  # of nodes that failed alike, one tells enough
+        if (known := several.subgroup(ShuffleRLError)) is not None:
+            raise known.exceptions[0] from None
+        raise
 
 
 def mint_tokens(folder: Path, count: int, path: Path) -> None:
