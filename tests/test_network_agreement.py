@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
 from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
@@ -185,3 +186,11 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
     assert inside.states.tolist() == [[0, 1, 1]]
     assert len(randomize_episode(meaning, episode)) >= 5
     assert len(set(meaning.protocol.query.groups[meaning.protocol.query.tags(inside)[0]])) == 5
+
+
+@pytest.mark.parametrize(("users", "noise"), [(2, 300.0), (1000, 300.0), (10**12, 300.0), (10**6, 4e9)])
+def test_the_cap_keeps_no_honest_noise_out_of_a_whole_batch(users: int, noise: float) -> None:
+    """Noise that the cap cuts off is missing from the accountant's law: for all users together that must be nothing."""
+    meaning = meaning_of(World(), users=users, noise_mean=noise)
+    mean, most = 24 * noise / users, meaning.most_messages - meaning.protocol.query.touched_counters
+    assert users * stats.poisson.sf(most, mean) < np.exp(-35)

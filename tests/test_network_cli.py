@@ -164,3 +164,20 @@ def test_the_demonstration_is_told() -> None:
     text = demo.told(figures)
     for part in ("5,000 users", "67% of the way", "THE CERTIFICATE", "not one origin", "shuffler 100 MB"):
         assert part in text
+
+
+def test_a_role_does_not_move_in_with_another(tmp_path: Path, call: Call) -> None:
+    """One folder with both would have one identity and hold tags beside origins."""
+    for name in ("shuffler", "coordinator"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.db").touch()
+    shuffler = ("shuffler", "--folder", str(tmp_path / "coordinator"), "--coordinator-key", "00" * 32)
+    run = ("--environment", "riverswim", "--episodes", "100", "--epsilon", "1")
+    assert "folder of a coordinator" in str(call(*shuffler)[0])
+    assert "folder of a shuffler" in str(call("coordinator", "--folder", str(tmp_path / "shuffler"), *run)[0])
+
+
+def test_tokens_are_not_written_over_others(tmp_path: Path, call: Call) -> None:
+    out = str(tmp_path / "tokens.txt")
+    assert call("tokens", str(tmp_path / "role"), out)[0] == 0
+    assert "cannot be written" in str(call("tokens", str(tmp_path / "role"), out)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -309,3 +310,26 @@ def _fuzz(operation: Any, client: TestClient) -> None:
         assert answer.status_code < 500, (operation.label, answer.text)
 
     attack()
+
+
+def test_a_shuffler_whose_disk_holds_up_a_release_is_told(tmp_path: Path) -> None:
+    """Why a batch is not advancing: not "being mixed" while its shuffler cannot."""
+    sealed = BatchStatus(
+        batch=0, attempt=0, state=State.sealed, users=3, accepted=3, chunks=0, extensions=0, seconds_left=1.0
+    )
+    full = wire.ProblemError(wire.Reason.storage, "The disk is full.").problem
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/readyz":
+            return httpx2.Response(507, content=msgspec.json.encode(full))
+        return httpx2.Response(200, content=msgspec.json.encode(sealed))
+
+    server = CoordinatorServer(lambda: Coordinator(tmp_path, RUN), "http://shuffler")
+
+    async def step() -> None:
+        async with httpx2.AsyncClient(base_url="http://shuffler", transport=httpx2.MockTransport(answer)) as client:
+            await server._step(client)
+
+    with pytest.raises(wire.ProblemError, match="disk is full"):
+        asyncio.run(step())
+    server._owner.submit(server._coordinator.close).result()

@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shufflerl.network import faults
@@ -122,10 +123,14 @@ def test_the_demonstration(tmp_path: Path) -> None:
     assert figures["value"]["random"] < figures["value"]["optimal"]
     assert figures["certificate"]["epsilon"] <= 8.0
     kept = json.loads(record.read_text())
+    with closing(sqlite3.connect(tmp_path / "demo" / "coordinator" / "coordinator.db")) as db:
+        noisy = dict(db.execute("SELECT number, noisy FROM batches"))
     assert sum(sum(counts.values()) for counts in kept["sent"].values()) == figures["saw"]["coordinator"]["messages"]
     for batch in figures["batches"]:
         true, sent = (kept[which][str(batch["batch"])] for which in ("true", "sent"))
         assert sum(true.values()) == 11 * batch["users"]
         assert sum(sent.values()) == batch["messages"]
         assert all(sent[tag] >= count for tag, count in true.items())
+        counted = np.frombuffer(noisy[batch["batch"]]) + batch["noise_mean"]
+        assert {str(tag): count for tag, count in enumerate(counted.round(6)) if count} == sent
     assert set(figures["peak_mb"]) == {"shuffler", "coordinator", "fleet"}

@@ -183,3 +183,13 @@ def test_every_commit_is_synchronous(tmp_path: Path) -> None:
     }
     assert pragmas == {"synchronous": 2, "journal_mode": "wal", "secure_delete": 1}
     db.close()
+
+
+def test_files_that_hold_keys_are_their_owners_alone(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "shuffler.db")
+    store.create(ROW, bytes(32))
+    assert {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {
+        "shuffler.db": 0o600,
+        "shuffler.db-wal": 0o600,
+    }
+    store.close()

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from shufflerl.errors import InvalidInputError
+from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import crypto, wire
 from shufflerl.network.reporting import seal_report
 from shufflerl.network.shuffler import Limits, permuted
 from shufflerl.network.store import SQLiteStore
 from shufflerl.network.wire import Action, ProblemError, Reason, Report, State, Verdict
 from tests.network_world import World, new_identity
-from tests.test_network_store import fill, free
+from tests.test_network_store import fill, free, left_of
 
 
 @pytest.fixture
@@ -327,3 +327,26 @@ def test_neither_database_holds_what_its_role_must_not_know(tmp_path: Path) -> N
     world.shuffler.advance()
     assert sorted(world.tags(world.collect())) == sorted(int.from_bytes(mark) for mark in marks)
     world.store.close()
+
+
+def test_what_was_scrubbed_is_erased_even_if_the_disk_failed_just_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SQLiteStore(tmp_path / "shuffler.db")
+    world = World(store=store)
+    world.announce()
+    world.upload(*(world.report() for _ in range(3)))
+    world.shuffler.advance()
+    released = world.collect()
+
+    def fails() -> None:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "erase", fails)
+        with pytest.raises(StorageError):
+            world.scrub()
+    assert world.shuffler.status(world.task).state == State.scrubbed
+    assert world.shuffler.advance()  # nobody asks again: the shuffler itself sees to it
+    assert left_of([released], tmp_path) == []
+    store.close()

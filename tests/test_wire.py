@@ -171,3 +171,16 @@ def test_key_files_are_private_kept_and_checked(tmp_path: Path) -> None:
         Enrolment.load(secret)
     with pytest.raises(InvalidInputError, match="64 hexadecimal"):
         VerifyKey.from_text("nonsense")
+
+
+def test_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
+    for name, load in (("identity.pem", SigningKey.load), ("enrolment.key", Enrolment.load)):
+        path = tmp_path / name
+        load(path)
+        path.chmod(0o640)
+        with pytest.raises(StorageError, match="chmod 600"):
+            load(path)
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(StorageError, match="cannot be read"):
+            load(path)

@@ -26,7 +26,8 @@ from shufflerl.privacy.protocol import Protocol
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
 
-# Honest reports that exceed the cap on messages would be lost and their noise with them; no more often than exp(-35).
+# Honest reports that exceed the cap on messages would be lost and their noise with them. In a whole batch that happens
+# with probability below exp(-35): far below any delta that the accountant certifies.
 _CAP_EXPONENT = 35.0
 # Tables beyond this are refused before anything is built from an announcement.
 _MOST_CELLS = 50_000_000
@@ -63,7 +64,8 @@ class Agreement:
         Computed, not announced: a coordinator that could lower it would keep the users with little noise only.
         """
         mean = float(self.protocol.rate) * self.protocol.query.size
-        excess = _CAP_EXPONENT / 3 + math.sqrt(_CAP_EXPONENT**2 / 9 + 2 * _CAP_EXPONENT * mean)
+        exponent = _CAP_EXPONENT + math.log(self.protocol.users)
+        excess = exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * mean)
         return self.protocol.query.touched_counters + math.ceil(mean + excess)
 
     @property

@@ -11,6 +11,7 @@ from shufflerl.network import wire
 from shufflerl.network.reporting import (
     Checked,
     Invitation,
+    check_environment,
     check_signatures,
     play,
     randomize_episode,
@@ -29,6 +30,11 @@ class Composed(NamedTuple):
     report: bytes
     tags: list[int]
     true: list[int]
+
+
+def check(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invitation) -> None:
+    """Refuse a batch that nodes with this environment cannot play, before any is charged for it; runs in a worker."""
+    check_environment(_environment(env, json.dumps(parameters)), checked_batch(batch, invitation).agreement)
 
 
 def compose(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invitation, token: bytes) -> Composed:

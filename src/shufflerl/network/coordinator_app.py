@@ -130,6 +130,8 @@ class CoordinatorServer:
             await self._alone(run.absorb, chunks)
             http.event("learned", batch=number, users=heard.users)
             return 0.0
+        elif heard.state == State.sealed:
+            _raise_problem(await client.get("/readyz"))  # if its disk is in the way of the release, tell that
         elif heard.state == State.scrubbed:
             raise ProblemError(
                 Reason.gone,

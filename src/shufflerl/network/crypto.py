@@ -130,8 +130,8 @@ class SigningKey:
             )
             write_secret(path, pem)
         try:
-            key = serialization.load_pem_private_key(path.read_bytes(), None)
-        except (OSError, ValueError, TypeError) as reason:
+            key = serialization.load_pem_private_key(read_secret(path), None)
+        except (ValueError, TypeError) as reason:
             raise StorageError(f"The key {path} cannot be read ({reason}); restore it from a backup.") from None
         if not isinstance(key, Ed25519PrivateKey):
             raise StorageError(f"The key {path} is not an Ed25519 key; restore it from a backup.")
@@ -166,7 +166,7 @@ class Enrolment:
         """The secret in a file; a new one, readable by its owner only, where there is no file."""
         if not path.exists():
             write_secret(path, secrets.token_bytes(32))
-        secret = path.read_bytes()
+        secret = read_secret(path)
         if len(secret) != 32:
             raise StorageError(f"{path} is not an enrolment secret of 32 bytes; restore it from a backup.")
         return cls(secret)
@@ -192,16 +192,33 @@ def report_id(task: bytes, token: bytes) -> bytes:
     return hashlib.sha256(_PREFIX + b"report id\0" + task + token).digest()[: wire.REPORT_ID_BYTES]
 
 
+def read_secret(path: Path) -> bytes:
+    """A file that its owner alone can read; a secret that others may have read is refused."""
+    try:
+        content, rights = path.read_bytes(), path.stat().st_mode
+    except OSError as reason:
+        raise StorageError(f"The key {path} cannot be read ({reason}); check its rights and whose it is.") from None
+    if os.name == "posix" and rights & 0o077:
+        raise StorageError(
+            f"The key {path} can be read or changed by others than its owner (mode {rights & 0o777:o}). See who could "
+            f"have read it; if nobody did: chmod 600 {path}"
+        )
+    return content
+
+
 def write_secret(path: Path, content: bytes) -> None:
     """A new file that only its owner can read, complete or not there at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(aside, path)  # fails where another was first
-    finally:
-        aside.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(aside, path)  # fails where another was first
+        finally:
+            aside.unlink()
+    except OSError as reason:
+        raise StorageError(f"{path} cannot be written ({reason}); nothing was changed.") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ def connect(path: Path | None, format: str, tables: list[str]) -> sqlite3.Connec
     try:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # it holds keys; its log gets the same rights
         db = sqlite3.connect(
             path or ":memory:", timeout=PATIENCE, isolation_level=None, check_same_thread=False, cached_statements=64
         )

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import msgspec
 
-from shufflerl.network import wire
+from shufflerl.errors import PrivacyWarning
+from shufflerl.network import crypto, wire
 from shufflerl.network.agreement import Terms
 from shufflerl.network.commits import GroupCommit
-from shufflerl.network.composing import RECORD, checked_batch, compose
+from shufflerl.network.composing import RECORD, check, checked_batch, compose
 from shufflerl.network.node import Backoff, charge, settled
 from shufflerl.network.outbox import Outbox, Parcel
 from shufflerl.network.reporting import Invitation
 from shufflerl.network.wire import BatchStatus, Outcomes, Report, State, Upload
+from shufflerl.network.workers import pool
 from shufflerl.privacy.ledger import Ledger
 
 #: Called with the number of reports that have a verdict.
@@ -51,15 +52,21 @@ class Fleet:
     ) -> None:
         self._env, self._parameters = env, parameters
         self._invitation, self._terms = invitation, terms
-        self._tokens = list(tokens)
+        # A node is its token, wherever that stands in the list: another order must not give it a second turn.
+        self._tokens = {crypto.report_id(invitation.task, token).hex(): token for token in tokens}
         self._outbox = Outbox(folder / "outbox.db")
-        self._ledger = Ledger("fleet", terms.budget, folder / "ledger.db")
-        self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+        # Of one run: what nodes have spent in others is not added up here, so another run is refused.
+        self._ledger = Ledger(f"fleet in run {invitation.task.hex()}", terms.budget, folder / "ledger.db")
+        self._pool = pool(workers)
         self._at_once = connections
         self._kept = GroupCommit(self._keep)
         self._settled = GroupCommit(self._settle)
         self._poll = poll
         self._record = os.environ.get(RECORD)
+        if self._record is not None:
+            warnings.warn(
+                f"{RECORD} is set: what users did is written to {self._record}.", PrivacyWarning, stacklevel=2
+            )
         self._true: dict[int, Counter[int]] = {}
         self._sent: dict[int, Counter[int]] = {}
         self.verdicts: Counter[str] = Counter()
@@ -68,9 +75,9 @@ class Fleet:
     async def run(self, progress: Progress | None = None) -> None:
         """Answer batch after batch; reports of an earlier process that were not delivered go first."""
         task = self._invitation.task
-        used = {int(parcel.node): parcel for parcel in self._outbox.of_run(task)}
+        used = {parcel.node: parcel for parcel in self._outbox.of_run(task)}
         charged = set(self._ledger.releases)  # a node that was charged but has no parcel lost its turn in a crash
-        waiting = [number for number in range(len(self._tokens)) if self._charge_name(number) not in charged]
+        waiting = [node for node in self._tokens if self._charge_name(node) not in charged]
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx2.AsyncClient(
             base_url=self._invitation.shuffler, timeout=60.0, limits=limits, trust_env=False
@@ -104,19 +111,21 @@ class Fleet:
         return status.users - status.accepted, answer.content
 
     async def _answer(
-        self, client: httpx2.AsyncClient, batch: bytes, nodes: list[int], progress: Progress | None
+        self, client: httpx2.AsyncClient, batch: bytes, nodes: list[str], progress: Progress | None
     ) -> None:
         """Let these nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
         agreement = checked_batch(batch, self._invitation).agreement
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._pool, check, self._env, self._parameters, batch, self._invitation)
         await asyncio.to_thread(self._terms.check, agreement)
         said = agreement.announcement
         self._ledger.record_all([self._charge_name(node) for node in nodes], charge(self._terms, agreement))
 
-        async def take_part(node: int) -> None:
-            composed = await asyncio.get_running_loop().run_in_executor(
+        async def take_part(node: str) -> None:
+            composed = await loop.run_in_executor(
                 self._pool, compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
             )
-            parcel = Parcel(str(node), said.task, said.batch, said.attempt, composed.report)
+            parcel = Parcel(node, said.task, said.batch, said.attempt, composed.report)
             await self._kept.submit(parcel)
             if self._record is not None:
                 self._true.setdefault(said.batch, Counter()).update(composed.true)
@@ -126,7 +135,7 @@ class Fleet:
         await self._all(take_part(node) for node in nodes)
         self._write_record()
 
-    def _charge_name(self, node: int) -> str:
+    def _charge_name(self, node: str) -> str:
         return f"node {node} in run {self._invitation.task.hex()}"
 
     async def _keep(self, parcels: list[Parcel]) -> list[None]:

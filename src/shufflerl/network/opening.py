@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.network import crypto, wire
+from shufflerl.network import crypto, wire, workers
 
 
 class Counted(NamedTuple):
@@ -51,7 +50,7 @@ class Opener:
         parts = [part for chunk in chunks for part in self._split(chunk)]
         if self.workers > 1 and len(parts) > 1:
             if self._pool is None:
-                self._pool = ProcessPoolExecutor(self.workers, multiprocessing.get_context("spawn"))
+                self._pool = workers.pool(self.workers)
             jobs = [self._pool.submit(count, key, info, size, part) for part in parts]
             results = [job.result() for job in jobs]
         else:

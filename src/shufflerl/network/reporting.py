@@ -6,6 +6,7 @@ Imports little, as fleets run it in workers.
 from __future__ import annotations
 
 import random
+import warnings
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -13,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from shufflerl.counts import Trajectories
-from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import PolicyArray
 from shufflerl.network import crypto, wire
 from shufflerl.network.agreement import Agreement, UnacceptableError, understand
@@ -82,7 +82,8 @@ def play(env: Environment, agreement: Agreement) -> Trajectories:
     """One episode under a policy drawn from the batch's mixture.
 
     An environment that ends early stays in the last state of the problem, where nothing is paid, as the Gymnasium
-    bridge has it. A reward between 0 and 1 becomes a bit with that probability.
+    bridge has it. A reward between 0 and 1 becomes a bit with that probability. What the batch has no counters for is
+    reported as the nearest that it has: whether a node reports must not depend on what its user met.
     """
     query, mixture = agreement.protocol.query, agreement.batch.mixture
     (drawn,) = random.SystemRandom().choices(range(len(mixture.weights)), mixture.weights.tolist())
@@ -93,7 +94,8 @@ def play(env: Environment, agreement: Agreement) -> Trajectories:
     for h in range(query.horizon):
         state = query.n_states - 1 if over else int(observation)
         if not 0 <= state < query.n_states:
-            raise InvalidInputError(f"The environment is in state {state}; the batch is for {query.n_states} states.")
+            _odd(f"The environment is in state {state}; the batch is for {query.n_states} states.")
+            state = query.n_states - 1
         states[0, h], actions[0, h] = state, policy[h, state]
         if not over:
             observation, reward, terminated, truncated, _ = env.step(policy[h, state])
@@ -104,8 +106,14 @@ def play(env: Environment, agreement: Agreement) -> Trajectories:
 
 def _bit(reward: float) -> bool:
     if not 0 <= reward <= 1:
-        raise InvalidInputError(f"The environment paid {reward:g}; expected a reward in [0, 1]. Rescale its rewards.")
+        _odd(f"The environment paid {reward:g}; expected a reward in [0, 1]. Rescale its rewards.")
+        reward = 1.0 if reward > 1 else 0.0
     return bool(randomness.bernoulli(Fraction(reward), 1)[0])
+
+
+def _odd(what: str) -> None:
+    """Tell the device, and nobody else: a node that stayed silent would tell what its user met."""
+    warnings.warn(f"{what} The nearest thing that can be said is reported.", RuntimeWarning, stacklevel=3)
 
 
 def within_support(agreement: Agreement, trajectory: Trajectories) -> Trajectories:

@@ -6,16 +6,29 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shufflerl.errors import ShuffleRLError, StateMismatchError
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address
 from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey, write_secret
+
+if TYPE_CHECKING:
+    from shufflerl.network.fleet import Fleet
 
 
 def say(**fields: Any) -> None:
     """One JSON object on standard output, for whoever started this process."""
     print(json.dumps(fields), flush=True)
+
+
+def own_folder(path: str, other: str) -> Path:
+    """The role's folder; refused if the other role lives there, as one folder with both would undo the mixing."""
+    folder = Path(path)
+    if (folder / f"{other}.db").exists():
+        raise StateMismatchError(f"{folder} is the folder of a {other}; keep the two apart, and use another folder.")
+    return folder
 
 
 def run_shuffler(config: ShufflerConfig) -> None:
@@ -25,7 +38,7 @@ def run_shuffler(config: ShufflerConfig) -> None:
     from shufflerl.network.shuffler_app import ShufflerServer
     from shufflerl.network.store import SQLiteStore
 
-    folder = Path(config.folder)
+    folder = own_folder(config.folder, "coordinator")
     identity = SigningKey.load(folder / "identity.pem")
     store = SQLiteStore(folder / "shuffler.db")
     shuffler = Shuffler(
@@ -47,7 +60,7 @@ def run_coordinator(config: CoordinatorConfig) -> None:
     from shufflerl.network.coordinator_app import CoordinatorServer
     from shufflerl.network.opening import Opener
 
-    run, folder = config.run, Path(config.folder)
+    run, folder = config.run, own_folder(config.folder, "shuffler")
     server = CoordinatorServer(
         lambda: Coordinator(folder, run, Opener(config.workers)), config.shuffler, poll=config.poll_seconds
     )
@@ -75,11 +88,27 @@ def run_nodes(config: NodeConfig) -> None:
     )
 
     try:
-        asyncio.run(fleet.run())
+        asyncio.run(_until_told(fleet))
         peak = peak_memory(os.getpid())
     finally:
         fleet.close()
     say(role="node", verdicts=fleet.verdicts, uploaded_bytes=fleet.uploaded_bytes, peak_mb=peak)
+
+
+async def _until_told(fleet: Fleet) -> None:
+    """Run the fleet until its tokens are used or it is told to stop; what is not delivered goes out next time."""
+    loop, running = asyncio.get_running_loop(), asyncio.current_task()
+    assert running is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    try:
+        await fleet.run()
+    except asyncio.CancelledError:
+        pass
+    except ExceptionGroup as several:  # of nodes that failed alike, one tells enough
+        if (known := several.subgroup(ShuffleRLError)) is not None:
+            raise known.exceptions[0] from None
+        raise
 
 
 def mint_tokens(folder: Path, count: int, path: Path) -> None:

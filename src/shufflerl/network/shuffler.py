@@ -166,6 +166,7 @@ class Shuffler:
     def scrub(self, signed: Signed) -> BatchStatus:
         """Delete a release that the coordinator has made use of."""
         _, batch = self._commanded(signed, wire.Action.scrub)
+        self._unerased = True  # until it is erased too; if that fails here, it is tried again at the next look
         try:
             self._store.scrub(batch.id)
         except ContractError as reason:
@@ -291,7 +292,7 @@ class Shuffler:
         if key is None or len(reports) != batch.users:
             raise StorageError(
                 f"Batch {batch.id.number} was sealed with {batch.users} reports, but {len(reports)} are stored; "
-                "it cannot be released. Restore the shuffler's folder from a backup."
+                "it is damaged and is never released short. Begin another run with other users."
             )
         opened = (self._opened(agreement, key, report, envelope)[1] for report, envelope in reports)
         chunks = permuted(b"".join(opened))

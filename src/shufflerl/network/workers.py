@@ -1,0 +1,25 @@
+"""Processes that work for a role and end with it, however it ends: they hold keys, tokens and episodes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
+
+
+def pool(workers: int) -> ProcessPoolExecutor:
+    """A pool of new processes; nothing is forked, so none inherits another's state."""
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """A pool's workers wait for work for ever if their parent is killed; these look after it."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,111 @@
+"""Many nodes in one process: each takes part once, whatever happens to the list of tokens, and ends when it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shufflerl.errors import StateMismatchError
+from shufflerl.network.agreement import UnacceptableError
+from shufflerl.network.fleet import Fleet
+from tests.network_processes import until
+from tests.test_node import TERMS, Place, place
+
+__all__ = ["place"]
+SMALL = {"n_states": 2, "horizon": 2}
+
+
+@contextmanager
+def fleet(place: Place, tokens: list[bytes], **changes: Any) -> Iterator[Fleet]:
+    options: dict[str, Any] = {"env": "riverswim", "parameters": SMALL, "invitation": place.invitation} | changes
+    made = Fleet(terms=TERMS, tokens=tokens, folder=place.folder / "nodes", **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_node_is_its_token_wherever_it_stands_in_the_list(place: Place) -> None:
+    tokens = [place.world.enrolment.mint() for _ in range(2)]
+    with fleet(place, tokens) as first:
+        asyncio.run(first.run())
+        assert first.verdicts == {"accepted": 2}
+        assert len(first._ledger.releases) == 2
+    with fleet(place, [tokens[1], tokens[1], tokens[0]]) as again:
+        asyncio.run(asyncio.wait_for(again.run(), 20))
+        assert again.verdicts == {}
+        assert len(again._ledger.releases) == 2
+
+
+def test_a_folder_of_one_run_is_refused_for_another(place: Place) -> None:
+    """What its users have spent would not be added up."""
+    with fleet(place, []):
+        pass
+    other = replace(place.invitation, task=bytes(16))
+    with pytest.raises(StateMismatchError, match="run"), fleet(place, [], invitation=other):
+        pass
+
+
+def test_a_batch_for_another_environment_is_refused_before_anyone_is_charged(place: Place) -> None:
+    with fleet(place, [place.world.enrolment.mint()], parameters={"n_states": 4, "horizon": 2}) as wrong:
+        with pytest.raises(UnacceptableError, match="environment has 4"):
+            asyncio.run(wrong.run())
+        assert wrong._ledger.releases == []
+
+
+def test_nodes_end_in_order_when_told_to(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("00" * 32)
+    pinned = ("--task", "00" * 16, "--coordinator-key", "00" * 32, "--shuffler-key", "00" * 32, "--epsilon", "1")
+    where = ("--folder", str(tmp_path / "nodes"), "--tokens", str(tmp_path / "tokens"))
+    nodes = subprocess.Popen(
+        [sys.executable, "-m", "shufflerl", "node", *pinned, *where, "--shuffler", "http://127.0.0.1:9"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until((tmp_path / "nodes" / "ledger.db").exists)
+        with pytest.raises(subprocess.TimeoutExpired):
+            nodes.wait(2)
+        nodes.send_signal(signal.SIGTERM)
+        said, _ = nodes.communicate(timeout=30)
+    finally:
+        nodes.kill()
+    assert nodes.returncode == 0
+    assert json.loads(said)["verdicts"] == {}
+
+
+def test_workers_end_with_their_role_even_if_it_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "role.py"
+    script.write_text("""
+import os, time
+from shufflerl.network.workers import pool
+if __name__ == "__main__":
+    print(pool(1).submit(os.getpid).result(), flush=True)
+    time.sleep(60)
+""")
+    role = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert role.stdout is not None
+    worker = int(role.stdout.readline())
+    role.kill()
+    role.communicate()
+
+    def gone() -> bool:
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return True
+        state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "Z"
+
+    until(gone, 20)
