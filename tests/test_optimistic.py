@@ -15,7 +15,7 @@ from shufflerl.experiments.suite.definition import ENVIRONMENTS
 from shufflerl.history import History
 from shufflerl.kernels.optimism import worth_trying
 from shufflerl.learners.base import Learner
-from shufflerl.learners.optimistic import Optimistic, schedule
+from shufflerl.learners.optimistic import OPTIMISM, Optimistic, schedule
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem, homogeneous
 from shufflerl.population import CountPopulation
@@ -134,8 +134,8 @@ def test_it_works_with_every_privatizer(name: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(episodes=st.integers(1, 10**18), noise=st.floats(0, 1e6))
 def test_every_episode_is_in_the_schedule(episodes: int, noise: float) -> None:
-    sizes, looks = schedule(episodes, noise, 59)
-    assert len(looks) == len(sizes)
+    sizes, optimism = schedule(episodes, noise, 59)
+    assert len(optimism) == len(sizes)
     assert sizes.sum() == episodes
     assert sizes.min() >= 1
     assert len(sizes) <= Optimistic(Problem(1, 1, 1, 1), 0).most_batches - 1 == 88
@@ -144,7 +144,8 @@ def test_every_episode_is_in_the_schedule(episodes: int, noise: float) -> None:
 @pytest.mark.parametrize("noise", [0.0, 10.0])
 def test_short_looks_stand_between_long_batches(noise: float) -> None:
     """In a long run every second long batch is followed by one of a tenth of its users, but never the last two."""
-    sizes, looks = schedule(10**6, noise, 59)
+    sizes, optimism = schedule(10**6, noise, 59)
+    looks = optimism > OPTIMISM
     short = np.flatnonzero(looks)
     assert len(short) > 15
     assert (np.diff(short) == 3).all()
@@ -152,10 +153,13 @@ def test_short_looks_stand_between_long_batches(noise: float) -> None:
     assert (sizes[short - 1] >= 0.9 * 8 * sizes[0]).all()
     assert not looks[-2:].any()
     assert (np.diff(sizes[~looks]) >= -1).all()
+    assert optimism[short[0]] == pytest.approx(0.8, abs=0.02)
+    assert (np.diff(optimism[short]) >= 0).all()
+    assert 1.0 < optimism[short[-1]] <= 1.2
 
 
 def test_where_there_is_no_room_there_are_no_looks() -> None:
-    assert not schedule(5000, 50.0, 59)[1].any()
+    assert (schedule(5000, 50.0, 59)[1] == OPTIMISM).all()
     assert schedule(100, 1000.0, 59)[0].tolist() == [100]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray, IntArray
+from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.learners.base import Learner
@@ -29,8 +29,11 @@ from shufflerl.mdp import Mixture, PolicyArray, Problem
 from shufflerl.seeding import Seed
 
 #: Bonuses are this much of a standard error times z. Less than one, since values add up over a path of rows that are
-#: all taken at their best, which no run of luck would do; more in looks, which are to find what was dismissed wrongly.
-OPTIMISM, OPTIMISM_IN_LOOKS = 0.5, 0.8
+#: all taken at their best, which no run of luck would do.
+OPTIMISM = 0.5
+#: More in looks, which are to find what was dismissed wrongly, and the more the larger the batches have grown: so many
+#: users will then suffer from it. From the first, by this much for every tenfold, up to the last.
+_IN_FIRST_LOOKS, _TENFOLD, _IN_LAST_LOOKS = 0.8, 0.2, 1.2
 #: How many deviations of a counter's noise the first long batch has in users.
 _DEVIATIONS = 8.0
 #: A look follows every second long batch of at least this many times the first, and has this share of its users.
@@ -53,7 +56,7 @@ class Optimistic(Learner):
         super().__init__(problem, seed, batches=self.batches, first=self.first)
         self.query = CountQuery.everything(problem)
         self.sizes: IntArray = np.array([min(self.first, problem.episodes)], dtype=np.int64)
-        self.looks: BoolArray = np.array([False])
+        self.optimism: FloatArray = np.array([OPTIMISM])  # of each batch
         self.posterior = Posterior(problem, self.most_batches)
 
     @property
@@ -65,7 +68,7 @@ class Optimistic(Learner):
         from shufflerl.kernels.optimism import optimistic_policy, worth_trying
 
         users = int(self.sizes[self.batches_observed])
-        optimism = OPTIMISM_IN_LOOKS if self.looks[self.batches_observed] else OPTIMISM
+        optimism = self.optimism[self.batches_observed]
         posterior, problem = self.posterior, self.problem
         policy: PolicyArray = np.empty((problem.horizon, problem.n_states), dtype=np.int32)
         optimistic_policy(
@@ -92,20 +95,20 @@ class Optimistic(Learner):
         self.posterior.add(release)
         left = self.episodes_left - release.batch.users
         if self.batches_observed == 0 and left:
-            sizes, looks = schedule(left, release.noise.sd, self.batches)
-            self.sizes, self.looks = np.append(self.sizes, sizes), np.append(self.looks, looks)
+            sizes, optimism = schedule(left, release.noise.sd, self.batches)
+            self.sizes, self.optimism = np.append(self.sizes, sizes), np.append(self.optimism, optimism)
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        return {"sizes": self.sizes.tolist(), "looks": self.looks.tolist()}, self.posterior.memory()
+        return {"sizes": self.sizes.tolist(), "optimism": self.optimism.tolist()}, self.posterior.memory()
 
     def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         self.posterior.recall(arrays)
         self.sizes = np.array(values["sizes"], dtype=np.int64)
-        self.looks = np.array(values["looks"], dtype=np.bool_)
+        self.optimism = np.array(values["optimism"])
 
 
-def schedule(episodes: int, noise: float, batches: int) -> tuple[IntArray, BoolArray]:
-    """Sizes of all batches after the first, which add up to the episodes left, and which of them are looks.
+def schedule(episodes: int, noise: float, batches: int) -> tuple[IntArray, FloatArray]:
+    """Sizes of all batches after the first, which add up to the episodes left, and how optimistic each is.
 
     Long batches grow geometrically from 8 deviations of the noise (and 4 users), as many as there is room for; after
     every second of those with 8 times as many users comes a look with a tenth of its users.
@@ -116,16 +119,17 @@ def schedule(episodes: int, noise: float, batches: int) -> tuple[IntArray, BoolA
     smallest = max(4.0, _DEVIATIONS * noise)
     count = max(1, min(batches, int(episodes / smallest)))
     sizes: list[float] = []
-    looks: list[bool] = []
+    optimism: list[float] = []
     for i, users in enumerate(smallest * _growth(episodes / smallest, count) ** np.arange(count)):
         sizes.append(users)
-        looks.append(False)
-        if i % 2 == 0 and users >= _LONG * smallest and i < count - 2:
+        optimism.append(OPTIMISM)
+        grown = users / smallest / _LONG
+        if i % 2 == 0 and grown >= 1 and i < count - 2:
             sizes.append(_LOOK * users)
-            looks.append(True)
+            optimism.append(min(_IN_LAST_LOOKS, _IN_FIRST_LOOKS + _TENFOLD * math.log10(grown)))
     ends = np.rint(np.cumsum(sizes) * (episodes / np.sum(sizes))).astype(np.int64)
     ends[-1] = episodes
-    return np.diff(ends, prepend=0), np.array(looks)
+    return np.diff(ends, prepend=0), np.array(optimism)
 
 
 def _growth(total: float, count: int) -> float:
