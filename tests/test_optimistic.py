@@ -268,6 +268,18 @@ def test_a_first_batch_of_one_user_that_is_all_noise_is_survived() -> None:
     assert np.mean(regrets) < 1.5 * 520
 
 
+def test_hardly_visited_states_do_not_underflow() -> None:
+    """Half of the users leave a state for good at every step; after 600 the square of those left is zero."""
+    leaving = homogeneous(
+        [[[1.0, 0.0]] * 2, [[0.5, 0.5]] * 2], [[0.1, 0.2], [0.9, 0.5]], 600, [0.0, 1.0], known_support=True
+    )
+    learner, population, privatizer = _parties(leaving, 10**6, 0, epsilon=8.0, batches=3, delta=1e-7)
+    learn(learner, population, privatizer)
+    visits = learner.posterior.visits[:, 1].sum(axis=-1)
+    np.testing.assert_allclose(visits[:8], 10**6 * 0.5 ** np.arange(8), rtol=0.05)
+    assert visits[-1] < 1e-100
+
+
 class Unlucky(Privatizer):
     """Honest, but for the first batch after the very first that plays the best of one state's actions.
 
