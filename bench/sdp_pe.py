@@ -30,7 +30,7 @@ SEEDS = range(500, 600)
 PEER_SEEDS = range(500, 510)
 EPISODES, DELTA = 20_000, 1e-5
 #: Budget and the most regret on RiverSwim.
-LIMITS = ((None, 300.0), (5.0, 1250.0), (1.0, 4200.0), (0.5, 6300.0))
+LIMITS = ((None, 300.0), (5.0, 1150.0), (1.0, 3600.0), (0.5, 5100.0))
 
 
 def run() -> list[Figure]:

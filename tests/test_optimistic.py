@@ -163,6 +163,31 @@ def test_where_there_is_no_room_there_are_no_looks() -> None:
     assert schedule(100, 1000.0, 59)[0].tolist() == [100]
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    episodes=st.integers(5, 10**18),
+    noise=st.floats(0, 1e6),
+    batches=st.integers(1, 100),
+    least=st.integers(5, 10**4),
+)
+def test_no_batch_is_smaller_than_a_network_mixes(episodes: int, noise: float, batches: int, least: int) -> None:
+    """A shuffler refuses smaller ones, and the run would stand still."""
+    (first,) = Optimistic(Problem(1, 1, 1, episodes), 0, batches, least).sizes
+    assert first >= min(least, episodes)
+    if first < episodes:
+        sizes, looks = schedule(episodes - int(first), noise, batches, least)
+        assert len(sizes) == len(looks) <= batches + batches // 2
+        assert sizes.sum() == episodes - first
+        assert sizes.min() >= least
+
+
+@pytest.mark.parametrize(("episodes", "epsilon"), [(20_000, 5.0), (20_000, None), (150, 1.0)])
+def test_no_batch_of_a_run_is_smaller_than_the_first_that_was_asked_for(episodes: int, epsilon: float | None) -> None:
+    history = learn(*_parties(_riverswim(), episodes, 0, epsilon, first=100, batches=20))
+    assert history.users.min() >= 100
+    assert history.users.sum() == episodes
+
+
 def test_a_network_may_ask_for_few_batches() -> None:
     history = learn(*_parties(_riverswim(), 5000, 0, batches=6))
     assert len(history) <= 1 + 6 + 3
@@ -245,6 +270,18 @@ def test_before_the_last_batch_it_tries_what_is_not_known() -> None:
 def test_a_first_batch_of_one_user_that_is_all_noise_is_survived() -> None:
     regrets = [learn(*_parties(_riverswim(), 20_000, seed, first=1)).total_regret for seed in range(5)]
     assert np.mean(regrets) < 1.5 * 520
+
+
+def test_hardly_visited_states_do_not_underflow() -> None:
+    """Half of the users leave a state for good at every step; after 600 the square of those left is zero."""
+    leaving = homogeneous(
+        [[[1.0, 0.0]] * 2, [[0.5, 0.5]] * 2], [[0.1, 0.2], [0.9, 0.5]], 600, [0.0, 1.0], known_support=True
+    )
+    learner, population, privatizer = _parties(leaving, 10**6, 0, epsilon=8.0, batches=3, delta=1e-7)
+    learn(learner, population, privatizer)
+    visits = learner.posterior.visits[:, 1].sum(axis=-1)
+    np.testing.assert_allclose(visits[:8], 10**6 * 0.5 ** np.arange(8), rtol=0.05)
+    assert visits[-1] < 1e-100
 
 
 class Unlucky(Privatizer):

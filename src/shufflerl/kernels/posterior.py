@@ -20,6 +20,8 @@ _LEAST_CHANCE = 0.02
 _LEAST_DIFFERENCE = 0.005
 #: The error variance of a row that nobody visited.
 UNKNOWN = 1e9
+#: Fewer visits than this are none: their squares would underflow, and a row of no weight would be 0 / 0.
+_NOBODY = 1e-60
 #: Differences between steps that are weighed against each other: a row is drawn at every step from a Dirichlet law of
 #: this concentration around the steps' mean, so that a cell varies by p(1-p) t with t = 1 / (concentration + 1).
 CONCENTRATIONS = np.array([0.5, 2.0, 8.0, 32.0, 128.0, 512.0, 4096.0])
@@ -96,7 +98,7 @@ def pool(
                 m = here[x]
                 a = policies[b, h, x]
                 visits[h, x, a] += m
-                if m > 0:
+                if m > _NOBODY:
                     w = m / (s2 / 2.0 + TYPICAL * m)
                     reward_weights[h, x, a] += w * m
                     raw_rewards[h, x, a] += w * (m + surplus[b, h, x]) / 2.0
@@ -104,7 +106,7 @@ def pool(
                     reward_noise[h, x, a] += w * w * s2 / 2.0
                 if h < horizon - 1:
                     w = 0.0
-                    if m > 0:
+                    if m > _NOBODY:
                         w = m / (s2 + TYPICAL * m)
                         weights[h, x, a] += w * m
                         sampling[h, x, a] += w * w * m

@@ -38,6 +38,8 @@ _IN_FIRST_LOOKS, _TENFOLD, _IN_LAST_LOOKS = 0.8, 0.2, 1.2
 _DEVIATIONS = 8.0
 #: A look follows every second long batch of at least this many times the first, and has this share of its users.
 _LONG, _LOOK = 8.0, 0.1
+#: Users of the first batch, and of the first long one without noise, unless more are asked for.
+_FIRST = 4
 
 
 class Optimistic(Learner):
@@ -45,17 +47,19 @@ class Optimistic(Learner):
 
     Two numbers are for networks, where every batch costs its messages and is to mix some least number of users:
     `batches` is how many long ones there are at most, `first` how many users the first batch has. That one is asked
-    to learn how strong the noise is, by which all others are sized.
+    to learn how strong the noise is, by which all others are sized. Where `first` is above its default, no other batch
+    has fewer users either; only if there are fewer in all is the one batch smaller.
     """
 
     name: ClassVar[str] = "optimistic"
 
-    def __init__(self, problem: Problem, seed: Seed, batches: int = 59, first: int = 4) -> None:
+    def __init__(self, problem: Problem, seed: Seed, batches: int = 59, first: int = _FIRST) -> None:
         self.batches = checks.whole("batches", batches, least=1, most=1000)
         self.first = checks.whole("first", first, least=1)
         super().__init__(problem, seed, batches=self.batches, first=self.first)
         self.query = CountQuery.everything(problem)
-        self.sizes: IntArray = np.array([min(self.first, problem.episodes)], dtype=np.int64)
+        users = problem.episodes if problem.episodes < self.first + self._least else self.first
+        self.sizes: IntArray = np.array([users], dtype=np.int64)
         self.optimism: FloatArray = np.array([OPTIMISM])  # of each batch
         self.posterior = Posterior(problem, self.most_batches)
 
@@ -63,6 +67,11 @@ class Optimistic(Learner):
     def most_batches(self) -> int:
         """The first, the long ones, and a look after every second of these."""
         return 1 + self.batches + self.batches // 2
+
+    @property
+    def _least(self) -> int:
+        """The fewest users of any batch, if somebody minds."""
+        return self.first if self.first > _FIRST else 0
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
         from shufflerl.kernels.optimism import optimistic_policy, worth_trying
@@ -95,7 +104,7 @@ class Optimistic(Learner):
         self.posterior.add(release)
         left = self.episodes_left - release.batch.users
         if self.batches_observed == 0 and left:
-            sizes, optimism = schedule(left, release.noise.sd, self.batches)
+            sizes, optimism = schedule(left, release.noise.sd, self.batches, self._least)
             self.sizes, self.optimism = np.append(self.sizes, sizes), np.append(self.optimism, optimism)
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -107,16 +116,17 @@ class Optimistic(Learner):
         self.optimism = np.array(values["optimism"])
 
 
-def schedule(episodes: int, noise: float, batches: int) -> tuple[IntArray, FloatArray]:
+def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> tuple[IntArray, FloatArray]:
     """Sizes of all batches after the first, which add up to the episodes left, and how optimistic each is.
 
     Long batches grow geometrically from 8 deviations of the noise (and 4 users), as many as there is room for; after
-    every second of those with 8 times as many users comes a look with a tenth of its users.
+    every second of those with 8 times as many users comes a look with a tenth of its users. None has fewer than
+    `least` users, if there are as many: what batches have beyond that is scaled to add up.
 
     >>> schedule(1000, 20.0, 59)[0]
     array([160, 163, 165, 168, 171, 173])
     """
-    smallest = max(4.0, _DEVIATIONS * noise)
+    smallest = max(float(_FIRST), _DEVIATIONS * noise, float(least))
     count = max(1, min(batches, int(episodes / smallest)))
     sizes: list[float] = []
     optimism: list[float] = []
@@ -125,9 +135,13 @@ def schedule(episodes: int, noise: float, batches: int) -> tuple[IntArray, Float
         optimism.append(OPTIMISM)
         grown = users / smallest / _LONG
         if i % 2 == 0 and grown >= 1 and i < count - 2:
-            sizes.append(_LOOK * users)
+            sizes.append(max(_LOOK * users, float(least)))
             optimism.append(min(_IN_LAST_LOOKS, _IN_FIRST_LOOKS + _TENFOLD * math.log10(grown)))
-    ends = np.rint(np.cumsum(sizes) * (episodes / np.sum(sizes))).astype(np.int64)
+    least = least if least * len(sizes) < episodes else 0
+    beyond = np.array(sizes) - least
+    scale = (episodes - least * len(sizes)) / max(np.sum(beyond), 1.0)
+    ends = np.rint(np.cumsum(beyond) * scale).astype(np.int64)
+    ends += least * np.arange(1, len(sizes) + 1)
     ends[-1] = episodes
     return np.diff(ends, prepend=0), np.array(optimism)
 

@@ -52,6 +52,10 @@ class ShufflerConfig(Config, frozen=True):
         return Limits(self.min_batch_size, self.most_messages, self.timeout_seconds, self.when_late)
 
 
+#: Parameters of learners that are told none: batches as large as shufflers and nodes ask for unless told otherwise.
+_PARAMETERS: dict[str, dict[str, Any]] = {"optimistic": {"first": 100}}
+
+
 class CoordinatorConfig(Config, frozen=True):
     """See docs/network.md."""
 
@@ -81,7 +85,7 @@ class CoordinatorConfig(Config, frozen=True):
             self.learner,
             Budget(self.epsilon, self.delta),
             self.seed,
-            self.learner_parameters,
+            self.learner_parameters or _PARAMETERS.get(self.learner, {}),
             self.honest_fraction,
         )
 

@@ -1,7 +1,7 @@
 """What the suite runs, as plain constants: environments, budgets, episodes, seeds and contenders.
 
-What is reported was never tuned on: constants were chosen on `TUNING` environments (other sizes, other draws) with
-seeds from `FIRST_TUNING_SEED` on.
+Seeds that are reported were never tuned on: those are from `FIRST_TUNING_SEED` on. UCBVI was tuned on the `TUNING`
+environments (other sizes, other draws), `optimistic` on some of those reported too (docs/optimistic.md says which).
 """
 
 from __future__ import annotations
