@@ -22,7 +22,7 @@ from shufflerl.experiments.figures.messages.analysis import shrinks
 from shufflerl.experiments.figures.noise.analysis import comparable, growth, private
 from shufflerl.experiments.figures.spectrum.analysis import good
 from shufflerl.experiments.figures.suite.analysis import nowhere_worse, times_over
-from shufflerl.experiments.figures.switches.analysis import at_most, every_episode
+from shufflerl.experiments.figures.switches.analysis import at_most, every_episode, fewer
 from shufflerl.experiments.figures.theorem.analysis import affordable, flat, learns
 from shufflerl.experiments.suite import Contest, Line, Report
 from shufflerl.privacy.noise import GaussianNoise
@@ -69,7 +69,7 @@ def test_within_a_factor_in_both_directions() -> None:
 def test_together_all_must_hold_and_the_failing_are_named() -> None:
     good, bad = Outcome(Verdict.HOLDS, "1"), Outcome(Verdict.NOT_HERE, "2")
     assert together([("a", good), ("b", good)]) == Outcome(Verdict.HOLDS, "a: 1; b: 1")
-    assert together([("a", good), ("b", bad)]) == Outcome(Verdict.NOT_HERE, "Not for b. a: 1; b: 2")
+    assert together([("a", good), ("b", bad)]) == Outcome(Verdict.NOT_HERE, "Not for b. All: a: 1; b: 2")
     assert together([("a", bad)]).verdict is Verdict.NOT_HERE
 
 
@@ -204,3 +204,32 @@ def test_a_good_policy_is_all_but_a_twentieth_of_the_way_from_some_k_on() -> Non
     assert good([10, 100], constant(0.96, 0.99)).verdict is Verdict.HOLDS
     assert good([10, 100], constant(0.9, 0.99)).since == 100
     assert good([10], [around(0.96, 0.1)]).verdict is Verdict.NOT_HERE, "the interval reaches below"
+
+
+def test_an_additive_cost_needs_the_whole_interval() -> None:
+    """The mean cost stays the same, but one seed's grows a thousandfold."""
+    few, many = np.array([100.0, 100.0, 100.0, 5000.0]), np.array([100.0, 100.0, 5000.0, 100.0])
+    free = [np.zeros(4)] * 2
+    assert flat([10, 100], free, [few, few]).since == 100
+    assert flat([10, 100], free, [few, many]).verdict is Verdict.NOT_HERE
+
+
+def test_affordable_needs_the_whole_interval_and_says_it() -> None:
+    free = [np.full(4, 100.0)]
+    unsure = affordable([10], free, [np.array([10.0, 10.0, 10.0, 700.0])])
+    assert unsure.verdict is Verdict.NOT_HERE
+    assert "against 100" in unsure.numbers
+    assert "[" in unsure.numbers
+
+
+def test_switches_are_told_as_they_were_counted() -> None:
+    outcome = fewer(np.full(4, 10.0), np.full(4, 18_000.0))
+    assert outcome.verdict is Verdict.HOLDS
+    assert outcome.numbers == "10 against 18,000: 1,800 times less often"
+    assert fewer(np.full(4, 10.0), np.full(4, 900.0)).verdict is Verdict.NOT_HERE
+
+
+def test_failing_parts_are_listed_apart_from_the_commas_in_their_names() -> None:
+    held, failed = Outcome(Verdict.HOLDS, "1"), Outcome(Verdict.NOT_HERE, "2")
+    told = together([("a, b", failed), ("c, d", failed), ("e", held)])
+    assert told.numbers == "Not for a, b; c, d. All: a, b: 2; c, d: 2; e: 1"

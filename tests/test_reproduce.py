@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import image
 
 from shufflerl import cli
 from shufflerl.checks import FloatArray
@@ -26,6 +27,7 @@ from shufflerl.experiments.figures import (
     regret_curves,
     scaling,
     spectrum,
+    style,
     suite,
     switches,
     theorem,
@@ -386,3 +388,35 @@ def test_the_command_on_a_ray_cluster_that_loses_a_machine_gives_the_same(undist
     )  # fmt: skip
     assert "ended 0 lost True" in ended.stdout, ended.stderr
     same(tmp_path / "out", undisturbed)
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    sweep, notes = tmp_path / "sweep", tmp_path / "notes"
+    for folder, name in ((sweep, store.MANIFEST), (notes, "diary.txt")):
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        with pytest.raises(StateMismatchError, match=f"{name}, .*choose a new or empty"):
+            reproduce(TINY, folder, workers=1, figures=SOME)
+        assert [entry.name for entry in folder.iterdir()] == [name]
+
+
+def test_a_legend_is_never_wider_than_its_figure() -> None:
+    drawing, (axes,) = style.panels(width=4.0)
+    for number in range(6):
+        axes.plot([0, 1], [0, number], label=f"a line of a rather long name, {number}")
+    style.legend_below(drawing, axes, 3)
+    (legend,) = drawing.legends
+    assert legend.get_window_extent().width <= drawing.bbox.width
+
+
+def test_the_legends_of_all_figures_are_whole(everything: tuple[Path, report.Reproduction]) -> None:
+    """Nothing but white at the left and right edges of the lowest fifth, where legends are."""
+    folder, _ = everything
+    for figure in FIGURES:
+        pixels = image.imread(folder / report.FIGURES / f"{figure.name}.png")[..., :3]
+        lowest = pixels[-len(pixels) // 8 :]
+        assert (lowest[:, [0, -1]] == 1).all(), figure.name
+
+
+def test_few_seeds_are_cautioned_of(everything: tuple[Path, report.Reproduction]) -> None:
+    assert "intervals are too narrow" in everything[1].page.read_text()

@@ -87,7 +87,7 @@ def together(outcomes: Sequence[tuple[str, Outcome]]) -> Outcome:
     failed = [name for name, outcome in outcomes if outcome.verdict is not Verdict.HOLDS]
     numbers = "; ".join(f"{name}: {outcome.numbers}" for name, outcome in outcomes)
     if failed and len(failed) < len(outcomes):
-        numbers = f"Not for {', '.join(failed)}. {numbers}"
+        numbers = f"Not for {'; '.join(failed)}. All: {numbers}"
     return Outcome(Verdict.NOT_HERE if failed else Verdict.HOLDS, numbers)
 
 

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 PAGE = "report.html"
 SUMMARY = "summary.json"
+
+#: A bootstrap interval of fewer values than this is too narrow, which is said.
+FEW_SEEDS = 10
+_CAUTION = (
+    " This small run has so few seeds that its intervals are too narrow and its verdicts are hints; "
+    "the full one has 20."
+)
 FIGURES = "figures"
 
 
@@ -124,6 +131,7 @@ def _page(size: Size, claims: Sequence[Claim], sections: Sequence[str]) -> str:
     template = resources.files(__package__).joinpath("report.html").read_text("utf-8")
     parts = {
         "size": f"{size.name}: K = {size.episodes:,}, {size.seeds} seeds",
+        "caution": _CAUTION if size.seeds < FEW_SEEDS else "",
         "candidates": str(size.candidates),
         "tuning_seeds": f"{size.tuning.start} to {size.tuning.stop - 1}",
         "seeds": f"{size.reported.start} to {size.reported.stop - 1}",

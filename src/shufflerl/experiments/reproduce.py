@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from shufflerl.errors import PrivacyWarning
+from shufflerl.errors import PrivacyWarning, StateMismatchError
 from shufflerl.experiments import report, store, tuning
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.engine import Progress, run_cells
@@ -36,6 +36,7 @@ def reproduce(
     figures: Sequence[Figure] = FIGURES,
 ) -> report.Reproduction:
     """Run what `folder` does not hold yet, then write every figure and the report into it."""
+    refuse_foreign(folder)
 
     def run(name: str, cells: list[Cell]) -> Runs:
         run_cells(
@@ -59,6 +60,17 @@ def reproduce(
         points = [point for figure in figures for point in figure.points(size)]
         timings = measure(points, folder / TIMINGS, partial(tell, TIMINGS, folder / TIMINGS)) if points else ()
         return report.write(figures, Evidence(size, runs, chosen, timings), folder)
+
+
+def refuse_foreign(folder: Path) -> None:
+    """StateMismatchError if a folder holds something else, such as the results of a sweep."""
+    ours = {TUNING, RUNS, TIMINGS, report.FIGURES, report.SUMMARY, report.PAGE}
+    names = store.listed(folder)
+    strange = [name for name in names if name not in ours and not name.startswith(".")]
+    if store.MANIFEST in names or (strange and not ours & set(names)):
+        raise StateMismatchError(
+            f"{folder} holds other files ({strange[0]}, ...) and no reproduction; choose a new or empty folder for it."
+        )
 
 
 def in_order(cells: list[Cell]) -> list[Cell]:

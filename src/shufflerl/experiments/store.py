@@ -111,6 +111,12 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def listed(folder: Path) -> list[str]:
+    """The names in a folder; none if it is not there."""
+    with _storage(folder):
+        return sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole, even after a power cut, or not at all."""
     partial = path.with_name(f".{path.name}{_PARTIAL}")

@@ -88,6 +88,10 @@ def thousands(axis: Any) -> None:
 
 
 def legend_below(drawing: Drawing, axes: Axes, columns: int) -> None:
-    """One legend under all panels, where it covers no data."""
+    """One legend under all panels, where it covers no data; in fewer columns if the figure is too narrow."""
     handles, labels = axes.get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside lower center", ncols=columns)
+    for count in range(columns, 0, -1):
+        legend = drawing.legend(handles, labels, loc="outside lower center", ncols=count)
+        if count == 1 or legend.get_window_extent().width <= drawing.bbox.width:
+            return
+        legend.remove()

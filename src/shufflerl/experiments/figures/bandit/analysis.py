@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shufflerl.envs import ENVIRONMENTS
-from shufflerl.experiments.claims import OURS, Claim, lower, spread, together, within
+from shufflerl.experiments.claims import OURS, Claim, Verdict, lower, spread, together, within
 from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.bandit.sweep import ENV, EPSILON
-from shufflerl.experiments.figures.base import CLOSE, Analysis, Evidence, constants_table, family
-from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, SDP_PE, UCBVI_JDP, UCBVI_LDP, UCBVI_RARELY
+from shufflerl.experiments.figures.base import CLOSE, Analysis, Evidence, Family, constants_table, family
+from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, SDP_PE, UCBVI_JDP, UCBVI_LDP, UCBVI_RARELY, Line
 
 
 def analyse(evidence: Evidence) -> Analysis:
@@ -29,6 +31,7 @@ def analyse(evidence: Evidence) -> Analysis:
     private, local = regrets[SDP_PE], regrets[UCBVI_LDP]
     ends = ", ".join(f"{line.name} at {spread(values)}" for line, values in regrets.items())
     see = f"Without states to tell apart there is less to hide the signal. With privacy ends {ends}."
+    see += misled(evidence, own)
     few = (
         "Arms that are nearly as good as the best cost little and take long to tell apart under noise. How many there "
         "are differs from seed to seed, which makes the intervals wide."
@@ -50,3 +53,16 @@ def analyse(evidence: Evidence) -> Analysis:
         ),
     )
     return Analysis(drawing, see, claims, constants_table(evidence, list(own.values()), list(own.values())))
+
+
+def misled(evidence: Evidence, own: Mapping[Line, Family]) -> str:
+    """A sentence on lines that do better with the theory's constants than with the chosen ones, beyond doubt."""
+    found = []
+    for line, family_of in own.items():
+        if line.theory is None or not line.private:
+            continue
+        theory = evidence.runs.regrets(family_of.setting(line.theory))
+        if lower(theory, evidence.regrets(family_of)).verdict is Verdict.HOLDS:
+            found.append(f"{line.name} has {spread(theory)} with the theory's")
+    many = evidence.size.tuning_seeds
+    return f" The choice of constants on {many} seeds misleads here: {', '.join(found)}." if found else ""
