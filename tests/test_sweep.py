@@ -296,7 +296,8 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
 def test_without_ray_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"shufflerl\[ray\]"):
-        engine.run_cells([Cell(Setting("riverswim", "ucbvi", "none", 50), 0)], tmp_path, backend="ray")
+        engine.run_cells([Cell(Setting("riverswim", "ucbvi", "none", 50), 0)], tmp_path / "out", backend="ray")
+    assert not (tmp_path / "out").exists()
 
 
 # Two machines, of which one is killed while it runs a cell, which it does until then; starts of cells are counted.

@@ -34,15 +34,19 @@ class BandKind(StrEnum):
     ci = "ci"
 
 
+Workers = Annotated[
+    int | None, typer.Option(help="How many runs at a time.", metavar="N", show_default="all processors")
+]
+On = Annotated[Backend, typer.Option(help="Processes of this machine, or a Ray cluster.")]
+
+
 def sweep(
     file: Annotated[Path, typer.Argument(help="The sweep, as TOML; see docs/sweeps.md.", metavar="FILE")],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results.", metavar="DIR", show_default="out/ and FILE's name")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="How many runs at a time.", metavar="N", show_default="all processors")
-    ] = None,
-    backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a Ray cluster.")] = Backend.loky,
+    workers: Workers = None,
+    backend: On = Backend.loky,
 ) -> None:
     """Run every combination in a file; run again, it goes on where it stopped."""
     from shufflerl.experiments.engine import run_cells
@@ -101,10 +105,8 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report.", metavar="DIR", show_default="out/reproduce[-quick]")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="How many runs at a time.", metavar="N", show_default="all processors")
-    ] = None,
-    backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a Ray cluster.")] = Backend.loky,
+    workers: Workers = None,
+    backend: On = Backend.loky,
 ) -> None:
     """Make every figure and table of the paper and ours, and say what holds; run again, it goes on where it stopped."""
     from shufflerl.experiments.figures.base import FULL, QUICK

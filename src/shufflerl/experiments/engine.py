@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def run_cells(
     checks.choice("backend", backend, BACKENDS)
     if workers is not None:
         checks.whole("workers", workers, least=1)
-    results = _on_ray if backend == "ray" else _on_processes
+    results = partial(_on_ray, _ray()) if backend == "ray" else _on_processes
     if not cells:
         raise InvalidInputError("There are no cells to run; give at least one.")
     if len({cell.key for cell in cells}) < len(cells):
@@ -125,17 +126,20 @@ def _die_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_ray(cells: list[Cell], workers: int | None) -> Results:
-    """Results as they come from a cluster; Ray runs again elsewhere what a lost machine had not given.
-
-    Ray's backend for joblib hands over results only when all are there, so its tasks are used as they are.
-    """
+def _ray() -> Any:
     try:
-        ray: Any = import_module("ray")
+        return import_module("ray")
     except ImportError as missing:
         raise MissingExtraError(
             "The backend 'ray' needs Ray; install it with: pip install 'shufflerl[ray]'."
         ) from missing
+
+
+def _on_ray(ray: Any, cells: list[Cell], workers: int | None) -> Results:
+    """Results as they come from a cluster; Ray runs again elsewhere what a lost machine had not given.
+
+    Ray's backend for joblib hands over results only when all are there, so its tasks are used as they are.
+    """
     mine = not ray.is_initialized()
     if mine:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)

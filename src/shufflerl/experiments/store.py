@@ -320,7 +320,7 @@ class Store:
         if mine != its:
             raise StateMismatchError(
                 f"{self.folder} holds the results of another sweep: {len(mine & its)} of its {len(its)} cells are "
-                f"among the {len(mine)} of this one. Choose another folder."
+                f"among the {len(mine)} of this one. Choose another folder, or run what was begun there."
             )
 
     def __exit__(self, *_: object) -> None:
