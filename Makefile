@@ -14,8 +14,9 @@ install: .venv/.installed
 run: install
 	$(BIN)/shufflerl reproduce --quick
 
+# make demo ARGS=--keep leaves its pages open until Ctrl-C.
 demo: install
-	$(BIN)/shufflerl demo
+	$(BIN)/shufflerl demo $(ARGS)
 
 test: install
 	$(BIN)/ruff check .

@@ -131,7 +131,8 @@ class Optimistic(Learner):
             policy,
         )
         value, error = float(start @ mean), _SHOWN * math.sqrt(float(start @ variance))
-        meaning = f"of the policy played now, give or take {_SHOWN:g} standard errors by the learner's own model"
+        when = "now" if self.waits else "last"
+        meaning = f"of the policy played {when}, give or take {_SHOWN:g} standard errors by the learner's own model"
         return View(Estimate.within(self.problem.horizon, value, value - error, value + error, meaning))
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
