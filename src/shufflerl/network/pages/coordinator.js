@@ -35,8 +35,8 @@ function showStatus(status) {
   gauge.setAttribute("aria-valuemax", budget);
   gauge.setAttribute("aria-valuenow", spent);
   gauge.setAttribute("aria-valuetext", `epsilon ${digits(spent)} of ${digits(budget)} spent`);
-  const delta = `δ\u00a0=\u00a0${status.delta.toExponential()}`;
-  put("delta", spent === 0 ? `Nothing has been released yet. ${delta}.` : `By each user who took part, once. ${delta}.`);
+  put("spent-note", spent === 0 ? "Nothing has been released yet." : "By each user who took part, once.");
+  put("delta", `δ = ${status.delta.toExponential()}`);
 
   const latency = status.seal_to_release_at_most;
   facts("messages", [
@@ -92,7 +92,7 @@ function showLearned(now) {
   put("value", three(estimate?.value));
   put("interval", estimate ? `between ${three(estimate.low)} and ${three(estimate.high)}` : "not known yet");
   put("value-note", estimate ? `${estimate.meaning[0].toUpperCase()}${estimate.meaning.slice(1)}.`
-    : now.batches ? "This learner gives no estimate." : "No batch has been learned from.");
+    : now.batches ? "Too little is known for an estimate, or this learner makes none." : "No batch has been learned from.");
   drawChart();
   byId("value-details").hidden = now.history.length === 0;
   byId("value-rows").replaceChildren(...now.history.map((point) => {
@@ -105,7 +105,7 @@ function showLearned(now) {
   const rows = [["Batches learned from", count(now.batches), `at most ${count(now.most_batches)}`]];
   if (now.stages) rows.push(["Stages done", count(now.stages[0]), `of ${count(now.stages[1])}`]);
   if (now.log2_policies != null) rows.push(["Policies left", power(now.log2_policies), `of ${power(now.log2_all_policies)}`]);
-  if (now.decided != null) rows.push(["Decided", count(now.decided), `of ${count(cells)} actions are settled`]);
+  if (now.decided != null) rows.push(["Settled", count(now.decided), `of ${count(cells)}: one action is left`]);
   rows.push(["Policy switches", count(now.switches)]);
   rows.push(["Actions changed", count(now.changed_actions), `of ${count(cells)}, by the last batch`]);
   facts("learning", rows);
