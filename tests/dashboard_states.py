@@ -30,7 +30,7 @@ CERTIFICATE = {
     "delta": 1e-5,
     "budget_epsilon": 3.0,
     "model": "shuffle",
-    "mechanism": "Poisson one-bits",
+    "mechanism": "one-bit messages with Poisson noise tags, shuffled per batch",
     "noise_sd": 17.3,
     "noise_on": "on every counter of every batch",
     "changed_counters": 30,

@@ -291,6 +291,8 @@ def test_fuzzing_finds_no_server_error(role: str, tmp_path: Path) -> None:
             operation: Any = found.ok()  # type: ignore[union-attr]
             if operation.path == "/readyz" and role == "coordinator":
                 continue  # says 503 for a reason: there is no shuffler
+            if operation.path == "/v1/events":
+                continue  # goes on until it is left
             _fuzz(operation, client)
 
 

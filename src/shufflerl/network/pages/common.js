@@ -11,7 +11,7 @@ export const plural = (number, one, many) => `${count(number)} ${number === 1 ? 
 
 export function duration(seconds) {
   if (seconds == null) return UNKNOWN;
-  if (seconds < 1) return `${Math.max(1, Math.round(1000 * seconds))} ms`;
+  if (seconds > 0 && seconds < 1) return `${Math.ceil(1000 * seconds)} ms`;
   if (seconds < 120) return `${digits(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   return `${Math.round(seconds / 3600)} h`;
@@ -84,7 +84,7 @@ export function watch(parts) {
     lost = true;
     document.body.classList.add("stale");
     byId("link").dataset.link = "lost";
-    put("link-text", `No connection, last heard ${duration((performance.now() - heard) / 1000)} ago`);
+    put("link-text", `No connection; what you see is ${duration(Math.round((performance.now() - heard) / 1000))} old`);
   };
   const open = () => {
     source?.close();

@@ -163,9 +163,9 @@ async function showCertificate() {
     if (!answer.ok) throw new Error(`the coordinator answered ${answer.status}`);
     const said = await answer.json();
     put("certificate-claim", `(${digits(said.epsilon)}, ${said.delta.toExponential()})-differential privacy in the ${said.model} model`);
+    put("certificate-mechanism", `By ${said.mechanism}.`);
     facts("certificate-facts", [
       ["Spent so far", digits(said.spent), `of a budget of ${digits(said.budget_epsilon)}`],
-      ["Mechanism", said.mechanism],
       ["Noise", `standard deviation ${digits(said.noise_sd)}`, said.noise_on],
       ["Sensitivity", plural(said.changed_counters, "counter", "counters"), "changed by one when a user is replaced"],
       ["Each user takes part", plural(said.participations, "time", "times")],
