@@ -13,7 +13,7 @@ install: .venv/.installed
 
 # The pages are tested in a browser. Without one, and without the right to get it, those tests are skipped.
 chromium:
-	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		{ apt-get update && apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 || true; fi
 
