@@ -25,6 +25,7 @@ LOW_CONTRAST, STUMBLES = (f"() => {{ {CHECKS}; return {name}(); }}" for name in 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with browser() as started:
+        expect.set_options(timeout=20_000)
         yield started
 
 
@@ -164,7 +165,7 @@ def test_a_page_that_is_sent_away_comes_back(chromium: Browser, monkeypatch: pyt
         seen.page.goto(f"http://127.0.0.1:{port}/")
         expect(seen.page.locator("#link")).to_have_attribute("data-link", "lost")
         monkeypatch.setattr(watching, "MOST_WATCHERS", 32)
-        expect(seen.page.locator("#link")).to_have_attribute("data-link", "live", timeout=20_000)
+        expect(seen.page.locator("#link")).to_have_attribute("data-link", "live")
         assert all("503" in error for error in seen.errors)
 
 
