@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install run demo test test-ray bench clean
+.PHONY: install chromium run demo test test-ray bench clean
 
 install: .venv/.installed
 
@@ -11,13 +11,20 @@ install: .venv/.installed
 	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+# The pages are tested in a browser. Without one, and without the right to get it, those tests are skipped.
+chromium:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		{ apt-get update && apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 || true; fi
+
 run: install
 	$(BIN)/shufflerl reproduce --quick
 
+# make demo ARGS=--keep leaves its pages open until Ctrl-C.
 demo: install
-	$(BIN)/shufflerl demo
+	$(BIN)/shufflerl demo $(ARGS)
 
-test: install
+test: install chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 
@@ -105,19 +108,39 @@ def test_replays_across_batches_and_runs_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_demonstration(tmp_path: Path) -> None:
-    """The command itself, with fleets and workers; what the fleet sent is what the coordinator counted."""
+    """The command itself, with fleets and workers; what the fleet sent is what the coordinator counted.
+
+    Its pages are there while it runs and stay until they are told to end.
+    """
     record = tmp_path / "record.json"
     command = [sys.executable, "-m", "shufflerl", "demo", "--users", "90", "--env", "riverswim", "--epsilon", "8"]
-    done = subprocess.run(
-        [*command, "--json", "--folder", str(tmp_path / "demo")],
-        capture_output=True,
+    demo = subprocess.Popen(
+        [*command, "--json", "--keep", "--folder", str(tmp_path / "demo")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=180,
-        check=False,
         env={**os.environ, "SHUFFLERL_TEST_RECORD": str(record)},
     )
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    try:
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        said = demo.stderr.readline()
+        pages = re.findall(r"http://127\.0\.0\.1:\d+/", said)
+        assert len(pages) == 2, said
+        assert "<title>shufflerl coordinator" in httpx2.get(pages[0], trust_env=False).text
+        figures = json.loads(demo.stdout.readline())
+        assert "Ctrl-C" in demo.stderr.readline()
+        assert httpx2.get(f"{pages[0]}v1/status", trust_env=False).json()["finished"]
+        assert "<title>shufflerl shuffler" in httpx2.get(pages[1], trust_env=False).text
+        demo.send_signal(signal.SIGINT)
+        _, said = demo.communicate(timeout=60)
+        assert demo.returncode == 0, said
+        for page in pages:
+            with pytest.raises(httpx2.ConnectError):
+                httpx2.get(page, trust_env=False)
+    finally:
+        demo.kill()
+        demo.communicate()
     assert figures["verdicts"] == {"accepted": 90}
     assert figures["saw"]["shuffler"]["reports"] == 90
     assert figures["value"]["random"] < figures["value"]["optimal"]

@@ -315,6 +315,40 @@ def test_a_full_disk_is_trouble_that_passes(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_disk_too_full_for_reports_is_trouble_until_one_is_stored(tmp_path: Path) -> None:
+    """Though looking at the clock goes well meanwhile: an open batch needs no room, its reports do."""
+    store = SQLiteStore(tmp_path / "shuffler.db")
+    world = World(store=store, users=200)
+    world.announce()
+    fill(store)
+    with pytest.raises(StorageError):
+        world.upload(*(world.report() for _ in range(100)))
+    assert world.shuffler.advance()
+    assert "full" in (world.shuffler.trouble or "")
+    free(store)
+    world.upload(world.report())
+    assert world.shuffler.trouble is None
+    store.close()
+
+
+def test_the_time_from_seal_to_release_is_told(tmp_path: Path) -> None:
+    """With all that went wrong in between."""
+    store = SQLiteStore(tmp_path / "shuffler.db")
+    world = World(store=store, users=40)
+    world.announce()
+    world.upload(*(world.report() for _ in range(40)))
+    fill(store)
+    world.shuffler.advance()
+    assert world.shuffler.release_seconds == []
+    free(store)
+    world.now += 7.0
+    world.shuffler.advance()
+    assert world.shuffler.release_seconds == [7.0]
+    world.shuffler.advance()
+    assert world.shuffler.release_seconds == [7.0]
+    store.close()
+
+
 def test_neither_database_holds_what_its_role_must_not_know(tmp_path: Path) -> None:
     """The shuffler's file has no tag in clear at any time: every tag is a number that occurs nowhere else."""
     world = World(store=SQLiteStore(tmp_path / "shuffler.db"), users=2)

@@ -248,6 +248,16 @@ class Mixture:
         """The same deterministic policy for everyone."""
         return cls(checks.plain("policy", policy)[None], [1.0])
 
+    def likeliest(self) -> tuple[PolicyArray, FloatArray]:
+        """The action[h, x] that most users are told to take there, the lowest of equals, and the share[h, x] of those.
+
+        >>> Mixture([[[0, 1]], [[1, 1]]], [0.25, 0.75]).likeliest()
+        (array([[1, 1]], dtype=int32), array([[0.75, 1.  ]]))
+        """
+        actions = range(int(self.policies.max()) + 1)
+        shares = np.stack([np.tensordot(self.weights, self.policies == a, axes=1) for a in actions])
+        return shares.argmax(axis=0).astype(np.int32), shares.max(axis=0)
+
     def check_fits(self, horizon: int, states: int, actions: int) -> None:
         """Refuse a mixture made for a problem of another shape."""
         if self.policies.shape[1:] != (horizon, states) or self.policies.max() >= actions:

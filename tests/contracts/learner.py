@@ -131,6 +131,41 @@ class LearnerContract:
         rooms = {name.split(".")[1] for name in imported if name.startswith("shufflerl.")}
         assert not rooms & {"population", "envs", "privatizers", "loop", "experiment", "history"}
 
+    def test_what_it_tells_changes_nothing_and_survives_a_restart(self) -> None:
+        """The view follows from the saved state, so from releases alone; what is not known is None, not zero."""
+        learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()
+        assert learner.view().estimate is None
+        assert learner.playing is None
+        most = self.mdp.horizon * self.mdp.n_states * np.log2(self.mdp.n_actions)
+        for _ in range(12):
+            batch = learner.next_batch()
+            if batch is None:
+                break
+            assert learner.playing == batch.mixture
+            learner.observe(privatizer.release(population.play(batch)))
+            assert learner.playing == batch.mixture
+            saved, view = learner.save(), learner.view()
+            assert learner.save() == saved
+            restored = self.learner(seed=7)
+            restored.restore(saved)
+            again = restored.view()
+            assert (again.estimate, again.stages, again.log2_policies) == (
+                view.estimate,
+                view.stages,
+                view.log2_policies,
+            )
+            if view.estimate is not None:
+                known = view.estimate
+                assert 0 <= known.low <= known.value <= known.high <= self.mdp.horizon
+                assert known.meaning.startswith("of the ")
+            if view.stages is not None:
+                assert view.stages[0] == len(learner.trace) <= view.stages[1]
+            if view.log2_policies is not None:
+                assert 0 <= view.log2_policies <= most + 1e-9
+            if view.actions is not None:
+                assert view.actions.shape == (self.mdp.horizon, self.mdp.n_states)
+                assert np.log2(view.actions).sum() == pytest.approx(view.log2_policies)
+
     def test_asking_twice_gives_the_same_batch(self) -> None:
         learner = self.learner()
         assert learner.next_batch() is learner.next_batch()

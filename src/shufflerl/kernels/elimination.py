@@ -117,6 +117,40 @@ def incumbent_value(
 
 
 @compiled
+def incumbent_error(
+    incumbent: PolicyArray,
+    start: FloatArray,
+    value: FloatArray,
+    transitions: FloatArray,
+    rewards: FloatArray,
+    known: BoolArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+) -> tuple[float, float]:
+    """Of a policy's `incumbent_value`: its variance, and how much more it may earn in rows that are not known."""
+    horizon, states, _ = rewards.shape
+    here = start.copy()
+    variance = 0.0
+    unknown = 0.0
+    for h in range(horizon):
+        after = np.zeros(states)
+        for x in range(states):
+            a = int(incumbent[h, x])
+            if here[x] == 0.0:
+                continue
+            if not known[h, x, a]:
+                unknown += here[x] * (horizon - h)
+                continue
+            gradient = here[x] * value[h + 1]
+            variance += row_variance(h, x, a, gradient, here[x], transitions, rewards, sampling, noise)
+            if h < horizon - 1:
+                for y in range(states):
+                    after[y] += here[x] * transitions[h, x, a, y]
+        here = after
+    return variance, unknown
+
+
+@compiled
 def beyond_doubt(
     gap: float,
     h: int,

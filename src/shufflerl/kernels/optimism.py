@@ -62,6 +62,12 @@ def _mean_and_error(
 
 
 @compiled
+def _along(here: float, after: float, alike: float) -> float:
+    """The variance of an error here and those after it: squares add up, or errors do where the steps are alike."""
+    return float(here + after + 2.0 * alike * np.sqrt(here * after))
+
+
+@compiled
 def optimistic_policy(
     row_starts: IntArray,
     successors: NDArray[np.int32],
@@ -128,8 +134,7 @@ def optimistic_policy(
                 squared = optimism * optimism * users / (users + seen)
                 known = seen + (1.0 - min(1.0, 5.0 * reward_differences[x, a])) * (everywhere[x, a] - seen)
                 index = rewards[h, x, a] + expected_mean + 0.2 * squared * (1.0 + highest - expected) / (1.0 + known)
-                local = squared * variance
-                along = local + expected_bonus + 2.0 * alike * np.sqrt(local * expected_bonus)
+                along = _along(squared * variance, expected_bonus, alike)
                 upper = min(index + np.sqrt(along), most)
                 if upper > best or (upper == best and lots[h, x, a] > lot):
                     best = upper
@@ -138,3 +143,47 @@ def optimistic_policy(
                     mean[x] = min(index, most)
                     bonus[x] = along
             value[x] = best
+
+
+@compiled
+def policy_estimate(
+    row_starts: IntArray,
+    successors: NDArray[np.int32],
+    probabilities: FloatArray,
+    prior: FloatArray,
+    spread: FloatArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+    rewards: FloatArray,
+    reward_variances: FloatArray,
+    alike: float,
+    policy: PolicyArray,
+) -> tuple[FloatArray, FloatArray]:
+    """mean[x] and variance[x] of what a policy earns from state x on, by the errors of `optimistic_policy`.
+
+    The errors of the states that may come next are taken for one error: E b^2 where independent ones would give less.
+    """
+    horizon, states, actions = rewards.shape
+    mean = np.zeros(states)
+    variance = np.zeros(states)
+    for h in range(horizon - 1, -1, -1):
+        mean_after = mean.copy()
+        variance_after = variance.copy()
+        for x in range(states):
+            a = int(policy[h, x])
+            here = reward_variances[h, x, a]
+            mean[x] = rewards[h, x, a]
+            expected = 0.0
+            if h < horizon - 1:
+                i = (h * states + x) * actions + a
+                after = successors[row_starts[i] : row_starts[i + 1]]
+                p = probabilities[row_starts[i] : row_starts[i + 1]]
+                p0 = prior[row_starts[i] : row_starts[i + 1]]
+                errors = (sampling[h, x, a], noise[h, x, a], spread[h, x, a])
+                ahead, error = _mean_and_error(mean_after, after, p, p0, errors)
+                mean[x] += ahead
+                here += error
+                for j in range(len(after)):
+                    expected += p[j] * variance_after[after[j]]
+            variance[x] = _along(here, expected, alike)
+    return mean, variance

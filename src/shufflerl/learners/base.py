@@ -7,11 +7,13 @@ next and is handed the release that answers it. What drives it may be a simulati
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
 from shufflerl import state
+from shufflerl.checks import IntArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.learners.stages import StageRecord
@@ -20,6 +22,36 @@ from shufflerl.seeding import Seed, stream
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
 STATE_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an episode is thought to earn; `meaning` says of which policy, and what the interval [low, high] is."""
+
+    value: float
+    low: float
+    high: float
+    meaning: str
+
+    @classmethod
+    def within(cls, horizon: int, value: float, low: float, high: float, meaning: str) -> Estimate:
+        """An estimate of what is known to be between 0 and the horizon."""
+        low, value, high = (min(max(number, 0.0), float(horizon)) for number in (low, value, high))
+        return cls(value, low, high, meaning)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a learner can tell of itself to people. It follows from releases alone, so telling it costs no privacy.
+
+    What a learner does not have, or does not know yet, is None: `estimate`; `stages`, those done and all; of a learner
+    that eliminates `log2_policies`, how many policies are left, and `actions[h, x]`, how many actions.
+    """
+
+    estimate: Estimate | None = None
+    stages: tuple[int, int] | None = None
+    log2_policies: float | None = None
+    actions: IntArray | None = None
 
 
 class Learner(ABC):
@@ -63,6 +95,11 @@ class Learner(ABC):
         return self._waiting is not None
 
     @property
+    def playing(self) -> Mixture | None:
+        """What users are given now: in the batch that waits, or else what the last one played."""
+        return self.deployed if self._waiting is None else self._waiting.mixture
+
+    @property
     @abstractmethod
     def most_batches(self) -> int:
         """An upper bound on how many batches this learner asks for in all."""
@@ -98,6 +135,10 @@ class Learner(ABC):
         self.episodes_played += release.batch.users
         self.batches_observed += 1
         self._waiting = None
+
+    def view(self) -> View:
+        """What there is to tell."""
+        return View()
 
     def save(self) -> bytes:
         """Everything needed to go on from here, in this process or another."""

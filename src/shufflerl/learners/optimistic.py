@@ -24,7 +24,7 @@ from shufflerl import checks
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.estimation.posterior import Posterior
-from shufflerl.learners.base import Learner
+from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.mdp import Mixture, PolicyArray, Problem
 from shufflerl.seeding import Seed
 
@@ -38,6 +38,8 @@ _IN_FIRST_LOOKS, _TENFOLD, _IN_LAST_LOOKS = 0.8, 0.2, 1.2
 _DEVIATIONS = 8.0
 #: A look follows every second long batch of at least this many times the first, and has this share of its users.
 _LONG, _LOOK = 8.0, 0.1
+#: The interval shown around the estimated value is so many standard errors to either side.
+_SHOWN = 2.0
 #: Users of the first batch, and of the first long one without noise, unless more are asked for.
 _FIRST = 4
 
@@ -106,6 +108,32 @@ class Optimistic(Learner):
         if self.batches_observed == 0 and left:
             sizes, optimism = schedule(left, release.noise.sd, self.batches, self._least)
             self.sizes, self.optimism = np.append(self.sizes, sizes), np.append(self.optimism, optimism)
+
+    def view(self) -> View:
+        """The estimated value of the policy played now, or last; None where the first state's law is not told."""
+        from shufflerl.kernels.optimism import policy_estimate
+
+        playing, start, posterior = self.playing, self.problem.start, self.posterior
+        if playing is None or start is None or self.batches_observed == 0:
+            return View()
+        (policy,) = playing.policies
+        mean, variance = policy_estimate(
+            self.problem.layout.row_starts,
+            self.problem.layout.successors,
+            posterior.probabilities,
+            posterior.prior,
+            posterior.spread,
+            posterior.sampling,
+            posterior.noise,
+            posterior.rewards,
+            posterior.reward_variances,
+            posterior.alike,
+            policy,
+        )
+        value, error = float(start @ mean), _SHOWN * math.sqrt(float(start @ variance))
+        when = "now" if self.waits else "last"
+        meaning = f"of the policy played {when}, give or take {_SHOWN:g} standard errors by the learner's own model"
+        return View(Estimate.within(self.problem.horizon, value, value - error, value + error, meaning))
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         return {"sizes": self.sizes.tolist(), "optimism": self.optimism.tolist()}, self.posterior.memory()

@@ -18,6 +18,7 @@ from shufflerl.counts import Release
 from shufflerl.coverage import Design
 from shufflerl.estimation import PrivateCounts, consistent, precision
 from shufflerl.estimation.model import Evidence
+from shufflerl.learners.base import Estimate
 from shufflerl.mdp import Mixture, PolicyArray, Problem
 from shufflerl.policy_sets import PolicySet
 from shufflerl.policy_sets.product import ProductSet
@@ -60,6 +61,10 @@ class Radius(ABC):
     @abstractmethod
     def eliminate(self, policies: PolicySet, release: Release, users: int) -> tuple[PolicySet, float]:
         """Take in the fine release; the policies that stay, and the estimated value of the best of them."""
+
+    @abstractmethod
+    def estimate(self) -> Estimate | None:
+        """What the incumbent is thought to earn; None before there is one."""
 
     @abstractmethod
     def memory(self) -> dict[str, NDArray[Any]]:
@@ -130,6 +135,14 @@ class PaperRadius(Radius):
             math.sqrt(x * a * h**3 * self.iota / length) + x**3 * a * h**5 * precision * self.iota / length
         )
 
+    def estimate(self) -> Estimate | None:
+        """The value under the refined estimate, give or take the radius of its stage."""
+        if self.last is None:
+            return None
+        meaning = f"of the best policy so far, give or take the paper's radius with C = {self.c:g}"
+        low, high = self.best_value - self.last, self.best_value + self.last
+        return Estimate.within(self.problem.horizon, self.best_value, low, high, meaning)
+
     def memory(self) -> dict[str, NDArray[Any]]:
         """The crude model."""
         return {"infrequent": self.infrequent, "crude": self.crude}
@@ -155,6 +168,7 @@ class DataRadius(Radius):
     most_explorers: ClassVar[float] = 0.5
     visits_needed: ClassVar[float] = 2.0
     incumbents: ClassVar[float] = 0.5
+    shown: ClassVar[float] = 2.0  # standard errors to either side of the value that is shown
 
     def __init__(self, problem: Problem, rng: np.random.Generator, *, forget: bool, deviations: float) -> None:
         super().__init__(problem, rng)
@@ -212,6 +226,22 @@ class DataRadius(Radius):
         left = policies.without(drop) if drop.any() else policies
         _, best = left.best(model.transitions, model.rewards, self.start, self.rng)
         return left, best
+
+    def estimate(self) -> Estimate | None:
+        """Unknown rows are worth nothing in the value and its lower end, and all that can be earned in the upper."""
+        from shufflerl.kernels.elimination import incumbent_error, incumbent_value
+
+        model = self.evidence.model()
+        if self.incumbent is None or not model.known.any():
+            return None
+        value = incumbent_value(self.incumbent, model.transitions, model.rewards, model.known)
+        variance, unknown = incumbent_error(self.incumbent, self.start, value, *model.arrays)
+        worth, error = float(self.start @ value[0]), self.shown * math.sqrt(variance)
+        meaning = (
+            f"of the best policy so far, give or take {self.shown:g} standard errors; what it would meet but nobody "
+            "has seen may be worth nothing or all"
+        )
+        return Estimate.within(self.problem.horizon, worth, worth - error, worth + unknown + error, meaning)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         """The evidence."""

@@ -19,10 +19,11 @@ from shufflerl.checks import FloatArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.coverage import coverage_design
 from shufflerl.errors import InvalidInputError
-from shufflerl.learners.base import Learner
+from shufflerl.learners.base import Learner, View
 from shufflerl.learners.radius import DataRadius, PaperRadius, Radius
 from shufflerl.learners.stages import StageRecord, split_evenly, stage_users
 from shufflerl.mdp import Mixture, PolicyArray, Problem
+from shufflerl.policy_sets.product import ProductSet
 
 #: What `constants` stands for; every option can be set by itself.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -212,6 +213,15 @@ class SDPPE(Learner):
         )
         if self._stage < len(self.stages):
             self._begin_stage()
+
+    def view(self) -> View:
+        """Stages, what is left of the policy set, and the estimated value of the best policy so far."""
+        return View(
+            estimate=self.radius.estimate(),
+            stages=(self._stage, len(self.stages)),
+            log2_policies=self.policies.log2_size,
+            actions=self.policies.allowed.sum(axis=-1) if isinstance(self.policies, ProductSet) else None,
+        )
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         arrays = {f"policies.{name}": array for name, array in self.policies.memory().items()}

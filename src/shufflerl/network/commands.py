@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -177,6 +178,7 @@ def demo(
     epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Of the learner; noise has none.")] = 0,
     folder: Annotated[Path | None, typer.Option(help="Keep everything here.", metavar="DIR")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the pages open until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start coordinator, shuffler and a fleet of nodes on this machine, and learn from them."""
@@ -184,8 +186,17 @@ def demo(
     from shufflerl.network import demo as demonstration
 
     setting = demonstration.Demo(users=users, env=env.value, learner=learner, epsilon=epsilon, seed=seed)
-    figures = demonstration.run(setting, folder, quiet=as_json)
-    typer.echo(json.dumps(figures) if as_json else demonstration.told(figures))
+
+    def started(coordinator: str, shuffler: str) -> None:
+        typer.echo(f"Watch it at {coordinator}/ and what the shuffler sees at {shuffler}/", err=True)
+
+    with demonstration.learned(setting, folder, quiet=as_json, started=started) as figures:
+        typer.echo(json.dumps(figures) if as_json else demonstration.told(figures))
+        if keep:
+            typer.echo("The pages stay open; Ctrl-C ends them.", err=True)
+            ends = {signal.SIGINT, signal.SIGTERM}
+            signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+            signal.sigwait(ends)
 
 
 COMMANDS = (coordinator, shuffler, node, status, policy, demo, keys, tokens)

@@ -12,7 +12,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from shufflerl.privatizers.shuffle import Shuffle
 _TABLES = [
     "CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     """CREATE TABLE batches (number INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, users INTEGER NOT NULL,
-        announcement BLOB NOT NULL, key BLOB, noisy BLOB, messages INTEGER, invalid INTEGER,
+        announcement BLOB NOT NULL, key BLOB, noisy BLOB, messages INTEGER, invalid INTEGER, outcome TEXT,
         acknowledged INTEGER NOT NULL DEFAULT 0)""",
 ]
 
@@ -103,7 +103,7 @@ class Coordinator:
         self.identity = SigningKey.load(folder / "identity.pem")
         self._opener = opener or Opener()
         self._path = folder / "coordinator.db"
-        self._db = database.connect(self._path, "shufflerl coordinator 1", _TABLES)
+        self._db = database.connect(self._path, "shufflerl coordinator 2", _TABLES)
         self.task = self._begin()
         self.ledger = Ledger(self.task.hex(), run.budget, folder / "ledger.db")
         self.learner = self._restored()
@@ -195,17 +195,28 @@ class Coordinator:
                 waiting = self.learner.next_batch()
                 assert waiting is not None
                 self.learner.observe(Release(waiting, values, noise, noise.variance))
-                self._db.execute(
-                    "UPDATE batches SET key = NULL, noisy = ?, messages = ?, invalid = ? WHERE number = ?",
-                    (values.tobytes(), len(tags) + counted.invalid, counted.invalid, number),
-                )
                 self._plan(self.learner)
+                outcome = json.dumps(self._outcome(waiting.mixture))
+                self._db.execute(
+                    "UPDATE batches SET key = NULL, noisy = ?, messages = ?, invalid = ?, outcome = ? WHERE number = ?",
+                    (values.tobytes(), len(tags) + counted.invalid, counted.invalid, outcome, number),
+                )
                 faults.reached("learner save")
             faults.reached("saved")
         except BaseException:
             self.learner = self._restored()  # what was not stored was not learned
             raise
         database.erase(self._db)
+
+    def _outcome(self, played: Mixture) -> dict[str, Any]:
+        """What a batch led to, for people: the value estimated since, and how the policy changed."""
+        estimate, playing = self.learner.view().estimate, self.learner.playing
+        assert playing is not None
+        return {
+            "estimate": None if estimate is None else asdict(estimate),
+            "switched": playing != played,
+            "changed_actions": int((playing.likeliest()[0] != played.likeliest()[0]).sum()),
+        }
 
     def _charge(self, number: int, charge: Charge) -> None:
         """Before a release is opened it is in the ledger, once; after a crash it may be there already."""
@@ -239,6 +250,12 @@ class Coordinator:
             noise = PoissonNoise(meaning.announcement.noise_mean)
             records.append(BatchRecord(meaning.batch, noise, np.frombuffer(noisy).copy(), messages, invalid))
         return records
+
+    @property
+    def outcomes(self) -> list[dict[str, Any]]:
+        """What every batch learned from led to, in order."""
+        rows = self._db.execute("SELECT number, users, outcome FROM batches WHERE noisy IS NOT NULL ORDER BY number")
+        return [{"batch": number, "users": users, **json.loads(outcome)} for number, users, outcome in rows]
 
     def tally(self) -> tuple[int, int, int]:
         """Batches learned from, messages in them, and messages that were left out."""

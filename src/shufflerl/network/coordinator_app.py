@@ -22,6 +22,8 @@ from starlette.routing import Route
 
 from shufflerl.network import faults, http, openapi, wire
 from shufflerl.network.coordinator import TROUBLE, Coordinator
+from shufflerl.network.dashboard import learned
+from shufflerl.network.watching import Watching
 from shufflerl.network.wire import Action, BatchStatus, ProblemError, Reason, Signed, State
 
 Result = TypeVar("Result")
@@ -38,12 +40,17 @@ class CoordinatorServer:
         self._coordinator = self._owner.submit(make).result()  # in the thread that will use it
         self._address = shuffler.rstrip("/")
         self._poll = poll
-        self._began = time.monotonic()
+        self._began, self._started = time.monotonic(), time.time()
         self._heard: BatchStatus | None = None  # what the shuffler last said
         self._trouble: str | None = None
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(self))
+        self._open_at: float | None = None  # when the pending batch was last seen to be open
+        self._seal_to_release: float | None = None  # of the last batch, at most
+        self._release_to_learned: float | None = None
+        self._watching = Watching("coordinator.html", self._look)
         self._status = self._owner.submit(self._summary).result()
+        self._learned = self._owner.submit(learned, self._coordinator).result()
 
     @property
     def app(self) -> Starlette:
@@ -57,8 +64,10 @@ class CoordinatorServer:
             Route("/readyz", self._ready),
             Route("/metrics", self._metrics),
             Route("/openapi.json", lambda _: http.as_json(openapi.COORDINATOR)),
+            *self._watching.routes,
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
+        app.state.watching = self._watching
         http.answers_problems(app)
         return app
 
@@ -95,6 +104,8 @@ class CoordinatorServer:
                     self._trouble = f"{type(reason).__name__}: {reason}"
                     idle, wait = wait, min(2 * wait, LAST_RETRY)
                 self._status = await self._alone(self._summary)
+                if self._learned["batches"] != self._status["batches_learned"]:
+                    self._learned = await self._alone(learned, self._coordinator)
                 await asyncio.sleep(idle)
 
     async def _step(self, client: httpx2.AsyncClient) -> float:
@@ -123,15 +134,20 @@ class CoordinatorServer:
             await self._alone(run.reopen)
             http.event("announced again", batch=number, attempt=attempt + 1)
         elif heard.state == State.released:
+            released = time.monotonic()
             chunks = [
                 (await self._ask(client, "/v1/releases", run.command(number, attempt, Action.collect, chunk))).content
                 for chunk in range(heard.chunks)
             ]
             await self._alone(run.absorb, chunks)
+            self._seal_to_release = None if self._open_at is None else released - self._open_at
+            self._release_to_learned, self._open_at = time.monotonic() - released, None
             http.event("learned", batch=number, users=heard.users)
             return 0.0
-        elif heard.state == State.sealed:
-            _raise_problem(await client.get("/readyz"))  # if its disk is in the way of the release, tell that
+        elif heard.state in (State.open, State.sealed):
+            if heard.state == State.open:
+                self._open_at = time.monotonic()
+            _raise_problem(await client.get("/readyz"))  # if its disk is in the way, tell that
         elif heard.state == State.scrubbed:
             raise ProblemError(
                 Reason.gone,
@@ -176,7 +192,14 @@ class CoordinatorServer:
             "trouble": self._trouble,
             "why": self._why(),
             "seconds": round(time.monotonic() - self._began, 1),
+            "started": self._started,
+            "seal_to_release_at_most": self._seal_to_release,
+            "release_to_learned": self._release_to_learned,
         }
+
+    async def _look(self) -> dict[str, Any]:
+        """What the page shows."""
+        return {"status": self.describe(), "learned": self._learned}
 
     def _why(self) -> str:
         """Why the batch is not advancing, in a sentence."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,19 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
 
 def run(setting: Demo, folder: Path | None = None, *, quiet: bool = False) -> dict[str, Any]:
     """Learn from the users, and tell what came of it."""
+    with learned(setting, folder, quiet=quiet) as figures:
+        return figures
+
+
+@contextlib.contextmanager
+def learned(
+    setting: Demo,
+    folder: Path | None = None,
+    *,
+    quiet: bool = False,
+    started: Callable[[str, str], None] = lambda coordinator, shuffler: None,
+) -> Iterator[dict[str, Any]]:
+    """What came of learning from the users, with coordinator and shuffler still running; `started` is told where."""
     with contextlib.ExitStack() as stack:
         place = (
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shufflerl-"))) if folder is None else folder
@@ -148,6 +161,7 @@ def run(setting: Demo, folder: Path | None = None, *, quiet: bool = False) -> di
         place.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         parts = stack.enter_context(system(setting, place))
+        started(parts["coordinator_at"], parts["shuffler_at"])
         with httpx2.Client(base_url=parts["coordinator_at"], timeout=30.0, trust_env=False) as client:
             learning = time.monotonic()
             _watch(client, parts, quiet=quiet)
@@ -155,7 +169,7 @@ def run(setting: Demo, folder: Path | None = None, *, quiet: bool = False) -> di
             figures = _figures(setting, client, parts)
         figures["seconds"] = round(time.monotonic() - began, 1)
         figures["reports_per_second"] = round(setting.users / seconds, 1)
-        return figures
+        yield figures
 
 
 def _watch(client: httpx2.Client, parts: dict[str, Any], *, quiet: bool) -> None:

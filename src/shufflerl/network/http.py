@@ -163,6 +163,10 @@ def server(app: Starlette, host: str, port: int, ready: Callable[[int], None]) -
     )
 
     class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[Any] | None = None) -> None:
+            app.state.watching.close()  # these answers end only when they are told to
+            await super().shutdown(sockets=sockets)
+
         async def startup(self, sockets: list[Any] | None = None) -> None:
             await super().startup(sockets=sockets)
             if self.started:

@@ -48,6 +48,10 @@ def _operation(
 
 
 _OPERATIONS = {
+    "/": {"get": _operation("A page to watch it.", _answer("The page.", media="text/html"))},
+    "/v1/events": {
+        "get": _operation("What the page shows, whenever it changes.", _answer("Events.", media="text/event-stream"))
+    },
     "/healthz": {"get": _operation("Whether the process is alive.", _answer("It is."))},
     "/readyz": {"get": _operation("Whether it can do its work.", _answer("It can."))},
     "/metrics": {"get": _operation("Figures for Prometheus.", _answer("Figures.", media="text/plain"))},

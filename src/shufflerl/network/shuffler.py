@@ -79,7 +79,10 @@ class Shuffler:
     ) -> None:
         self.refused: Counter[Reason] = Counter()
         self.accepted = 0
-        self.trouble: str | None = None
+        self.release_seconds: list[float] = []  # of each batch released here, from its seal
+        self._sealed: dict[BatchId, float] = {}  # when each was seen to be
+        self._unstored: str | None = None  # why reports cannot be stored
+        self._unreleased: str | None = None  # why batches do not advance
         self._store = store
         self._identity = identity
         self._coordinator = coordinator
@@ -88,6 +91,11 @@ class Shuffler:
         self._clock = clock
         self._unerased = True
         self._key_of = functools.lru_cache(maxsize=8)(self._load_key)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the shuffler cannot do its work; None while it can. Uploads in trouble are so until one is stored."""
+        return self._unstored or self._unreleased
 
     # What the coordinator asks.
 
@@ -205,13 +213,22 @@ class Shuffler:
                 outcomes[place] = self._refusal(report.report_id, problem)
         for id, places in valid.items():
             reports = [(uploads[place][2].report_id, uploads[place][2].envelope) for place in places]
-            for place, (report_id, _), reason in zip(places, reports, self._store.add(id, reports), strict=True):
+            for place, (report_id, _), reason in zip(places, reports, self._add(id, reports), strict=True):
                 if reason is None:
                     self.accepted += 1
                     outcomes[place] = Outcome(report_id, Verdict.accepted)
                 else:
                     outcomes[place] = self._refusal(report_id, ProblemError(reason, _WHY_NOT[reason]))
         return [outcomes[place] for place in range(len(uploads))]
+
+    def _add(self, id: BatchId, reports: Sequence[tuple[bytes, bytes]]) -> list[Reason | None]:
+        try:
+            reasons = self._store.add(id, reports)
+        except StorageError as reason:
+            self._unstored = str(reason)
+            raise
+        self._unstored = None
+        return reasons
 
     def _refusal(self, report_id: bytes, problem: ProblemError) -> Outcome:
         self.refused[problem.reason] += 1
@@ -258,7 +275,7 @@ class Shuffler:
     def advance(self) -> bool:
         """Release what is sealed, extend or abort what is overdue. Safe to call at any time; says if all went well.
 
-        Trouble with the disk is kept in `trouble` and tried again at the next call.
+        Trouble with the disk is told by `trouble` and tried again at the next call.
         """
         try:
             if self._unerased:
@@ -266,15 +283,18 @@ class Shuffler:
                 self._unerased = False
             for batch in self._store.unfinished():
                 if batch.state == State.sealed:
+                    sealed = self._sealed.setdefault(batch.id, self._clock())
                     self._unerased = True
                     self._release(batch)
                     self._unerased = False
+                    self.release_seconds.append(self._clock() - sealed)
+                    del self._sealed[batch.id]
                 elif self._clock() >= batch.deadline:
                     self._overdue(batch)
-            self.trouble = None
+            self._unreleased = None
         except StorageError as reason:
-            self.trouble = str(reason)
-        return self.trouble is None
+            self._unreleased = str(reason)
+        return self._unreleased is None
 
     def _overdue(self, batch: BatchRow) -> None:
         if self._limits.when_late == "extend":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,6 +22,7 @@ from shufflerl.network import http, openapi, wire
 from shufflerl.network.commits import GroupCommit
 from shufflerl.network.shuffler import Shuffler
 from shufflerl.network.store import Store
+from shufflerl.network.watching import Watching
 from shufflerl.network.wire import Outcome, Outcomes, ProblemError, Reason, Report, Signed, Upload
 
 #: Uploads that may wait for the disk; more are sent away to try again.
@@ -44,6 +46,8 @@ class ShufflerServer:
         self._owner = ThreadPoolExecutor(1, "shuffler")
         self._uploads = GroupCommit(self._commit)
         self._wake = asyncio.Event()
+        self._started = time.time()
+        self._watching = Watching("shuffler.html", self._look)
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(shuffler, self._uploads))
         self._commit_seconds = Histogram(
@@ -64,8 +68,10 @@ class ShufflerServer:
             Route("/readyz", self._ready),
             Route("/metrics", self._metrics),
             Route("/openapi.json", lambda _: http.as_json(openapi.SHUFFLER)),
+            *self._watching.routes,
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
+        app.state.watching = self._watching
         http.answers_problems(app)
         return app
 
@@ -156,6 +162,21 @@ class ShufflerServer:
         if trouble is not None:
             return http.problem(ProblemError(Reason.storage, trouble))
         return http.as_json({"status": "ready"})
+
+    async def _look(self) -> dict[str, Any]:
+        """What the page shows: states and sums, nothing of any one report."""
+        shuffler, seconds = self._shuffler, self._shuffler.release_seconds
+        view = {
+            "started": self._started,
+            "batches": await self._alone(shuffler.unfinished),
+            "accepted": shuffler.accepted,
+            "refused": dict(sorted(shuffler.refused.items())),
+            "queued": self._uploads.queued,
+            "released": len(seconds),
+            "release_seconds": seconds[-1] if seconds else None,
+            "trouble": shuffler.trouble,
+        }
+        return {"status": view}
 
     async def _metrics(self, _: Request) -> Response:
         text = await self._alone(generate_latest, self._registry)
