@@ -18,15 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from numpy.typing import NDArray
 
 from shufflerl import checks
 from shufflerl.errors import ContractError, StorageError
-from shufflerl.network import crypto, faults, wire
+from shufflerl.network import crypto, faults, mixing, wire
 from shufflerl.network.agreement import Agreement, understand
-from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError, VerifyKey
+from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey
 from shufflerl.network.store import BatchId, BatchRow, Store
 from shufflerl.network.wire import (
     Announcement,
@@ -42,7 +40,6 @@ from shufflerl.network.wire import (
     State,
     Verdict,
 )
-from shufflerl.privacy import randomness
 
 
 @dataclass(frozen=True)
@@ -233,7 +230,7 @@ class Shuffler:
         key = self._key_of(id)
         if key is None:
             return  # closed for good: the store says whether it was in, or is late
-        token, tags = self._opened(agreement, key, report.report_id, report.envelope)
+        token, tags = mixing.opened(agreement, key, report.report_id, report.envelope)
         if not self._enrolment.genuine(token) or crypto.report_id(id.task, token) != report.report_id:
             raise ProblemError(Reason.unauthorized, "The token in the envelope was not issued here for this report.")
         if len(tags) % wire.SEALED_TAG_BYTES or size < agreement.smallest_envelope:
@@ -242,16 +239,6 @@ class Shuffler:
                 f"The envelope holds {len(tags)} bytes of tags; expected at least "
                 f"{agreement.protocol.query.touched_counters} tags of {wire.SEALED_TAG_BYTES} bytes.",
             )
-
-    def _opened(self, agreement: Agreement, key: X25519PrivateKey, report: bytes, sealed: bytes) -> tuple[bytes, bytes]:
-        try:
-            text = crypto.unseal(key, agreement.envelope_info(report), sealed)
-        except UnsealError:
-            raise ProblemError(
-                Reason.undecryptable,
-                "The envelope cannot be opened with this batch's key and report id; fetch the current batch.",
-            ) from None
-        return text[: wire.TOKEN_BYTES], text[wire.TOKEN_BYTES :]
 
     # What time and full batches ask.
 
@@ -294,8 +281,8 @@ class Shuffler:
                 f"Batch {batch.id.number} was sealed with {batch.users} reports, but {len(reports)} are stored; "
                 "it is damaged and is never released short. Begin another run with other users."
             )
-        opened = (self._opened(agreement, key, report, envelope)[1] for report, envelope in reports)
-        chunks = permuted(b"".join(opened))
+        opened = (mixing.opened(agreement, key, report, envelope)[1] for report, envelope in reports)
+        chunks = mixing.permuted(b"".join(opened))
         faults.reached("permute")
         self._store.release(batch.id, chunks)
         self._key_of.cache_clear()
@@ -340,10 +327,3 @@ _WHY_NOT = {
     Reason.replayed: "A report of this token was accepted in this run before; a user takes part once.",
     Reason.late: "The batch is full or over; this report was not stored and will not be counted.",
 }
-
-
-def permuted(tags: bytes) -> list[bytes]:
-    """The sealed tags of a batch in a uniformly random order, in chunks."""
-    rows: NDArray[np.uint8] = np.frombuffer(tags, dtype=np.uint8).reshape(-1, wire.SEALED_TAG_BYTES)
-    mixed = rows[randomness.permutation(len(rows))]
-    return [mixed[first : first + wire.CHUNK_TAGS].tobytes() for first in range(0, len(mixed), wire.CHUNK_TAGS)]
