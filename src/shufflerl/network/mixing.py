@@ -13,8 +13,8 @@ from shufflerl.network.wire import ProblemError, Reason
 from shufflerl.privacy import randomness
 
 
-def opened(agreement: Agreement, key: X25519PrivateKey, report: bytes, envelope: bytes) -> tuple[bytes, bytes]:
-    """A report's token and its sealed tags."""
+def opened(agreement: Agreement, key: X25519PrivateKey, report: bytes, envelope: bytes) -> tuple[bytes, memoryview]:
+    """A report's token and what its transport sends."""
     try:
         text = crypto.unseal(key, agreement.envelope_info(report), envelope)
     except UnsealError:
@@ -22,7 +22,7 @@ def opened(agreement: Agreement, key: X25519PrivateKey, report: bytes, envelope:
             Reason.undecryptable,
             "The envelope cannot be opened with this batch's key and report id; fetch the current batch.",
         ) from None
-    return text[: wire.TOKEN_BYTES], text[wire.TOKEN_BYTES :]
+    return text[: wire.TOKEN_BYTES], memoryview(text)[wire.TOKEN_BYTES :]
 
 
 def permuted(tags: bytes) -> list[bytes]:
