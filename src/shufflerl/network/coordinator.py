@@ -25,7 +25,7 @@ import numpy as np
 from shufflerl import checks, learners
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import Batch, CountQuery, Release
-from shufflerl.errors import ContractError, ShuffleRLError, StateMismatchError
+from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError, StateMismatchError
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network import agreement, costs, crypto, database, faults, masking, wire
@@ -68,7 +68,11 @@ class Run:
     def __post_init__(self) -> None:
         checks.fraction("honest_fraction", self.honest_fraction)
         checks.choice("transport", self.transport, ("auto", "tags", "sums"))
-        checks.real("excludable", self.excludable, above=0, below=self.honest_fraction, closed=True)
+        if checks.real("excludable", self.excludable, above=0, closed=True) >= self.honest_fraction:
+            raise InvalidInputError(
+                f"excludable is {self.excludable:g}; expected less than the honest fraction, {self.honest_fraction:g}: "
+                "somebody's noise must be left to rely on."
+            )
         warn_if_weak(self.budget, self.problem.episodes)
 
     @property
