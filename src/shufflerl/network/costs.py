@@ -16,10 +16,13 @@ from shufflerl.network import crypto, masking, wire
 from shufflerl.network.wire import Transport
 from shufflerl.privacy.protocol import Protocol
 
-#: Seconds of one core (2026, x86-64): to seal (80 µs) and open (47 µs) a short message; for a byte of a vector to be
-#: masked, sealed, opened when it arrives and when it is added, and unmasked.
+#: Seconds of one core (2026, x86-64): to seal (80 µs) and open (47 µs) a short message; to draw a noise tag; for a byte
+#: of a vector to be masked, sealed, opened when it arrives and when it is added, and unmasked; and what any report
+#: takes, to randomize an episode and to seal its envelope and open it twice.
 MESSAGE_SECONDS = 127e-6
-BYTE_SECONDS = 1.2e-9
+DRAW_SECONDS = 0.1e-6
+BYTE_SECONDS = 3e-9
+REPORT_SECONDS = 0.35e-3
 #: Bytes that cost as much as a second of a core: what a device sends in one over a line of 80 Mbit/s.
 BYTES_PER_SECOND = 1e7
 
@@ -45,13 +48,18 @@ class Cost:
 def of_tags(protocol: Protocol) -> Cost:
     """A report of tags, with the noise that is expected in it."""
     tags = protocol.messages_per_user
-    return Cost(_ENVELOPE + tags * wire.SEALED_TAG_BYTES, (1 + tags) * MESSAGE_SECONDS)
+    return Cost(_ENVELOPE + tags * wire.SEALED_TAG_BYTES, _common(protocol) + tags * MESSAGE_SECONDS)
 
 
 def of_sums(protocol: Protocol) -> Cost:
     """A report of a masked vector."""
     vector = protocol.query.size * word_bytes(protocol)
-    return Cost(_ENVELOPE + wire.SEALED_SEED_BYTES + vector, 2 * MESSAGE_SECONDS + vector * BYTE_SECONDS)
+    core = _common(protocol) + MESSAGE_SECONDS + vector * BYTE_SECONDS
+    return Cost(_ENVELOPE + wire.SEALED_SEED_BYTES + vector, core)
+
+
+def _common(protocol: Protocol) -> float:
+    return REPORT_SECONDS + protocol.messages_per_user * DRAW_SECONDS
 
 
 def word_bytes(protocol: Protocol) -> int:

@@ -23,7 +23,7 @@ from shufflerl.network.agreement import Agreement, UnacceptableError, understand
 from shufflerl.network.crypto import VerifyKey
 from shufflerl.network.wire import Announcement, OpenBatch, Opening, Report, Transport
 from shufflerl.privacy import randomness
-from shufflerl.privacy.protocol import randomize
+from shufflerl.privacy.protocol import draw, randomize
 
 
 class Environment(Protocol):
@@ -143,7 +143,9 @@ def make_report(checked: Checked, trajectory: Trajectories, token: bytes) -> Rep
 
 def randomize_episode(agreement: Agreement, trajectory: Trajectories) -> IntArray:
     """An episode's tags and noise, from the operating system's random source."""
-    return randomize(agreement.protocol, within_support(agreement, trajectory))
+    # Tags that are counted have no order to hide, and sorting them would take longer than drawing them.
+    randomizer = draw if agreement.transport == Transport.sums else randomize
+    return randomizer(agreement.protocol, within_support(agreement, trajectory))
 
 
 def seal_report(checked: Checked, tags: Iterable[int], token: bytes) -> Report:

@@ -79,10 +79,15 @@ class Protocol:
 
 def randomize(protocol: Protocol, trajectory: Trajectories) -> IntArray:
     """The randomizer: one user's tags, true and noise, in increasing order so that the order tells nothing."""
+    return np.sort(draw(protocol, trajectory))
+
+
+def draw(protocol: Protocol, trajectory: Trajectories) -> IntArray:
+    """The randomizer's tags in an order that does tell, for whoever only counts them and sends the counts."""
     if len(trajectory) != 1:
         raise InvalidInputError(f"The randomizer was given {len(trajectory)} trajectories; expected one user's.")
     true = protocol.query.tags(trajectory)[0]
-    return np.sort(np.concatenate([true, _noise_tags(protocol)]))
+    return np.concatenate([true, _noise_tags(protocol)])
 
 
 def _noise_tags(protocol: Protocol) -> IntArray:
