@@ -15,13 +15,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.network import agreement, crypto, faults, wire
+from shufflerl.network import agreement, crypto, faults, masking, wire
 from shufflerl.network.agreement import Agreement, Terms, understand
 from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError
+from shufflerl.network.opening import open_seeds
 from shufflerl.network.reporting import Checked, Invitation, check_signatures, make_report, seal_report
 from shufflerl.network.shuffler import Limits, Shuffler
 from shufflerl.network.store import SQLiteStore, Store
-from shufflerl.network.wire import Action, Announcement, Command, OpenBatch, Outcome, Report, Signed
+from shufflerl.network.wire import (
+    Action,
+    Announcement,
+    Command,
+    Exclusion,
+    OpenBatch,
+    Outcome,
+    Report,
+    Signed,
+    Transport,
+)
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.noise import PoissonNoise
 
@@ -65,6 +76,8 @@ class World:
     store: Store = field(default_factory=lambda: SQLiteStore(None))
     noise_mean: float = 2.0
     now: float = 1000.0
+    transport: Transport = Transport.tags
+    excludable: int = 0
 
     def __post_init__(self) -> None:
         self.coordinator, self.identity = new_identity(), new_identity()
@@ -92,6 +105,8 @@ class World:
             task=changes.pop("task", self.task),
             attempt=attempt,
             tag_key=key.public_key().public_bytes_raw(),
+            transport=self.transport,
+            excludable=self.excludable,
         )
         return said if not changes else Announcement(**{**_fields(said), **changes})
 
@@ -120,6 +135,33 @@ class World:
         return b"".join(
             self.shuffler.collect(self.command(Action.collect, number, attempt, chunk)) for chunk in range(chunks)
         )
+
+    def seeds(self, number: int = 0, attempt: int = 0) -> list[bytes]:
+        """The sealed seeds in the order in which they are handed over."""
+        chunks = -(-self.users // wire.CHUNK_SEEDS)
+        asked = (self.command(Action.seeds, number, attempt, chunk) for chunk in range(chunks))
+        sealed, size = b"".join(map(self.shuffler.seeds, asked)), wire.SEALED_SEED_BYTES
+        return [sealed[start : start + size] for start in range(0, len(sealed), size)]
+
+    def exclude(self, *positions: int, number: int = 0, attempt: int = 0) -> wire.BatchStatus:
+        said = Exclusion(task=self.task, batch=number, attempt=attempt, positions=list(positions))
+        return self.shuffler.exclude(self.coordinator.sign(said))
+
+    def opened(self, sealed: list[bytes], number: int = 0, attempt: int = 0) -> list[bytes]:
+        """The seeds that the coordinator can open."""
+        info = understand(wire.encode(self.announcement(number, attempt))).seed_info
+        return [
+            seed
+            for seed in open_seeds(self.tag_keys[number, attempt].private_bytes_raw(), info, b"".join(sealed))
+            if seed
+        ]
+
+    def counts(self, seeds: list[bytes], number: int = 0, attempt: int = 0) -> list[int]:
+        """What the coordinator reads in a released sum."""
+        size = meaning_of(self).word_bytes
+        total = masking.words(self.collect(number, attempt), size)
+        counts: list[int] = (total - masking.sum_of_masks(seeds, len(total), size)).tolist()
+        return counts
 
     def scrub(self, number: int = 0, attempt: int = 0) -> wire.BatchStatus:
         return self.shuffler.scrub(self.command(Action.scrub, number, attempt))

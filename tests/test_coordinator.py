@@ -18,9 +18,9 @@ from shufflerl.learners.base import Learner
 from shufflerl.network import crypto, wire
 from shufflerl.network.agreement import understand
 from shufflerl.network.coordinator import Coordinator, Run
+from shufflerl.network.mixing import permuted
 from shufflerl.network.opening import Opener, count
 from shufflerl.network.reporting import Checked, play, randomize_episode, seal_report
-from shufflerl.network.shuffler import permuted
 from shufflerl.privacy.accounting import Budget
 from tests.network_world import crash_at
 

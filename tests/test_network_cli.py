@@ -101,6 +101,8 @@ STATUS = {
     "epsilon_spent": 0.9,
     "epsilon_budget": 1.0,
     "delta": 1e-5,
+    "transport": "sums",
+    "transport_costs": "a report costs much",
     "messages": 1234,
     "invalid_messages": 0,
     "why": "Batch 1 waits for users: 5 of 40 reports are in, 35 are missing.",
@@ -130,6 +132,7 @@ def test_status_and_policy(call: Call) -> None:
         assert code == 0
         assert "35 are missing" in text
         assert "33 of 100" in text
+        assert "travel as sums; a report costs much" in text
         assert json.loads(call("status", *at, "--json")[1]) == STATUS
         code, text = call("policy", *at)
         assert "step 1: 1 1" in text

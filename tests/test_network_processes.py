@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -58,6 +59,25 @@ def test_killed_at_every_labelled_point(tmp_path: Path, name: str) -> None:
         batches = len(system.ask("/v1/batches")["batches"])
         assert system.client.get(f"{system.at('shuffler')}/readyz").status_code == 200
     assert ledger_of(system) == [f"batch {number}" for number in range(batches)]
+
+
+def test_masked_sums_survive_kills_between_seal_and_release(tmp_path: Path) -> None:
+    """`test_summing` and `test_unmasking` crash at every label; here real processes die where most is at stake."""
+    with processes(tmp_path, episodes=40, transport="sums") as system:
+        system.start("shuffler", "seeds")
+        crowd = Crowd(system, bytes.fromhex(system.start("coordinator", "seeds opened")["task"]))
+        for name, next_label in (
+            ("shuffler", "sum"),
+            ("coordinator", "excluded"),
+            ("shuffler", ""),
+            ("coordinator", ""),
+        ):
+            until(partial(lambda name: crowd.step() and system.died(name), name))
+            system.start(name, next_label)
+        finish(system, crowd)
+        batches = system.ask("/v1/batches")["batches"]
+        assert {batch["transport"] for batch in batches} == {"sums"}
+    assert ledger_of(system) == [f"batch {number}" for number in range(len(batches))]
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

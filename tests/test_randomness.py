@@ -50,16 +50,20 @@ def test_uniform_numbers_are_uniform(bound: int) -> None:
     assert_fits(drawn.tolist(), lambda value: 1 / bound if value < bound else 0.0, bound - 1)
 
 
-def test_uniform_numbers_reject_what_would_favour_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bound", "size"), [(3, 4), (2**24 - 1, 4), (2**24 + 1, 8), (10**12, 8)])
+def test_uniform_numbers_reject_what_would_favour_small_ones(
+    bound: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beyond the largest multiple of the bound a key is drawn again; below it every remainder has as many keys."""
-    bound = 3  # 2^64 = 1 (mod 3), so the last key is one too many
-    keys = iter([2**64 - 1, 2**64 - 2, 0])
+    limit = 256**size // bound * bound
+    assert limit < 256**size
+    keys = iter([256**size - 1, limit - 1, limit, 0])
 
-    def urandom(size: int) -> bytes:
-        return b"".join(next(keys).to_bytes(8, "little") for _ in range(size // 8))
+    def urandom(wanted: int) -> bytes:
+        return b"".join(next(keys).to_bytes(size, "little") for _ in range(wanted // size))
 
     monkeypatch.setattr(os, "urandom", urandom)
-    assert randomness.uniform(bound, 2).tolist() == [(2**64 - 2) % bound, 0]
+    assert randomness.uniform(bound, 2).tolist() == [bound - 1, 0]
 
 
 def test_nothing_is_drawn_for_nothing() -> None:
@@ -108,9 +112,9 @@ def test_certain_events() -> None:
 @given(probability=st.fractions(0, 1).filter(lambda probability: probability < 1))
 @settings(deadline=None)
 def test_bernoulli_probabilities_are_exact(probability: Fraction) -> None:
-    """The first 32 bits decide, or on a tie a second draw does; together they have exactly the probability."""
-    first = math.floor(probability * 2**32)
-    on_tie = probability * 2**32 - first
+    """The first 16 bits decide, or on a tie a second draw does; together they have exactly the probability."""
+    first = math.floor(probability * 2**16)
+    on_tie = probability * 2**16 - first
     favourable = on_tie * probability.denominator
     assert favourable.denominator == 1
 
@@ -126,7 +130,7 @@ def test_bernoulli_probabilities_are_exact(probability: Fraction) -> None:
             return bool(randomness.bernoulli(probability, 1)[0])
 
     assert all(happens(draw) for draw in {0, first - 1} if 0 <= draw < first)
-    assert not any(happens(draw) for draw in {first + 1, 2**32 - 1} if first < draw < 2**32)
+    assert not any(happens(draw) for draw in {first + 1, 2**16 - 1} if first < draw < 2**16)
     for second in {0, int(favourable) - 1, int(favourable), probability.denominator - 1} - {-1}:
         assert happens(first, second) == (second < favourable)
 

@@ -13,8 +13,9 @@ from scipy import stats
 
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import crypto, wire
+from shufflerl.network.mixing import permuted
 from shufflerl.network.reporting import seal_report
-from shufflerl.network.shuffler import Limits, permuted
+from shufflerl.network.shuffler import Limits
 from shufflerl.network.store import SQLiteStore
 from shufflerl.network.wire import Action, ProblemError, Reason, Report, State, Verdict
 from tests.network_world import World, new_identity

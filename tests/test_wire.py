@@ -11,14 +11,25 @@ import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shufflerl.errors import InvalidInputError, StorageError
-from shufflerl.network import crypto, wire
+from shufflerl.network import crypto, masking, wire
 from shufflerl.network.agreement import understand
 from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError, VerifyKey
-from shufflerl.network.wire import Announcement, Command, Opening, ProblemError, Reason, Report, Signed, Upload
+from shufflerl.network.wire import (
+    Announcement,
+    Command,
+    Exclusion,
+    Opening,
+    ProblemError,
+    Reason,
+    Report,
+    Signed,
+    Upload,
+)
 
 PAGE = (Path(__file__).parent.parent / "docs" / "wire.md").read_text()
 VECTORS: dict[str, Any] = json.loads(PAGE.partition("```json\n")[2].partition("```")[0])
@@ -34,7 +45,8 @@ def test_the_announcement_of_the_page() -> None:
     assert private.public_key().public_bytes_raw().hex() == shown["tag_key"]
     policies = np.array(shown["policies"], dtype="<u2").tobytes()
     task, key = bytes.fromhex(shown["task"]), bytes.fromhex(shown["tag_key"])
-    said = Announcement(**{**shown, "policies": policies, "task": task, "tag_key": key})
+    transport = wire.Transport(shown["transport"])
+    said = Announcement(**{**shown, "policies": policies, "task": task, "tag_key": key, "transport": transport})
     assert wire.encode(said) == vector("announcement_encoded")
     assert wire.decode(Announcement, vector("announcement_encoded")) == said
     meaning = understand(vector("announcement_encoded"))
@@ -52,6 +64,7 @@ def test_the_announcement_of_the_page() -> None:
         ("coordinator", "announcement", Announcement),
         ("shuffler", "opening", Opening),
         ("coordinator", "command", Command),
+        ("coordinator", "exclusion", Exclusion),
     ],
 )
 def test_the_signatures_of_the_page(role: str, name: str, kind: type[wire.Message]) -> None:
@@ -84,6 +97,38 @@ def test_the_upload_and_command_of_the_page() -> None:
     assert wire.encode(command) == vector("command_encoded")
 
 
+def test_the_masked_vector_of_the_page() -> None:
+    shown = VECTORS["sums"]
+    part = {
+        name: bytes.fromhex(value) for name, value in shown.items() if isinstance(value, str) and name != "transport"
+    }
+    said = wire.decode(Announcement, part["announcement_encoded"])
+    plain = wire.decode(Announcement, vector("announcement_encoded"))
+    changes = {name: shown[name] for name in ("transport", "excludable")}
+    assert said == msgspec.structs.replace(plain, **changes)
+    meaning = understand(part["announcement_encoded"])
+    assert meaning.digest == part["announcement_digest"]
+    assert meaning.seed_info == part["seed_info"]
+    assert meaning.word_bytes == shown["word_bytes"]
+    private = crypto.box_key(bytes.fromhex("404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"))
+    assert crypto.unseal(private, part["seed_info"], part["sealed_seed"]) == part["seed"]
+    assert len(part["sealed_seed"]) == wire.SEALED_SEED_BYTES
+    size = meaning.protocol.query.size
+    assert masking.mask(part["seed"], size, 2).tobytes() == part["mask"]
+    assert masking.masked(shown["tags"], part["seed"], size, 2) == part["vector"]
+    # The same by hand: AES-128 of counter blocks, one after the other, plus the counts in little-endian words.
+    cipher = Cipher(algorithms.AES(part["seed"][:16]), modes.ECB()).encryptor()
+    first = int.from_bytes(part["seed"][16:])
+    assert b"".join(cipher.update((first + block).to_bytes(16)) for block in range(3)) == part["mask"]
+    words = [int.from_bytes(part["mask"][2 * tag :][:2], "little") + shown["tags"].count(tag) for tag in range(size)]
+    assert b"".join((word % 2**16).to_bytes(2, "little") for word in words) == part["vector"]
+    assert part["envelope_text"] == vector("token") + part["sealed_seed"] + part["vector"]
+    exclusion = VECTORS["exclusion"]
+    assert wire.encode(Exclusion(**{**exclusion, "task": bytes.fromhex(exclusion["task"])})) == vector(
+        "exclusion_encoded"
+    )
+
+
 def test_every_problem_is_on_the_page() -> None:
     for reason in Reason:
         assert f"`{reason}`" in PAGE
@@ -93,7 +138,7 @@ def test_every_problem_is_on_the_page() -> None:
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_with_a_problem(data: bytes) -> None:
-    for kind in (Announcement, Opening, Command, Upload, Signed, wire.OpenBatch, wire.Outcomes):
+    for kind in (Announcement, Opening, Command, Exclusion, Upload, Signed, wire.OpenBatch, wire.Outcomes):
         with pytest.raises(ProblemError) as refused:
             wire.decode(kind, data)
         assert refused.value.reason in (Reason.malformed, Reason.unsupported_version)
@@ -137,12 +182,17 @@ def test_seals_open_for_their_key_and_purpose_only() -> None:
 
 def test_contexts_differ_in_every_part() -> None:
     parts = (bytes(16), 1, 2, bytes(32))
-    infos = {crypto.tag_info(*parts), crypto.envelope_info(*parts, bytes(16)), crypto.envelope_info(*parts, b"1" * 16)}
+    infos = {
+        crypto.tag_info(*parts),
+        crypto.seed_info(*parts),
+        crypto.envelope_info(*parts, bytes(16)),
+        crypto.envelope_info(*parts, b"1" * 16),
+    }
     for place, other in enumerate((b"1" * 16, 9, 9, b"1" * 32)):
         changed: list[Any] = list(parts)
         changed[place] = other
         infos.add(crypto.tag_info(*changed))
-    assert len(infos) == 7
+    assert len(infos) == 8
 
 
 def test_tokens() -> None:

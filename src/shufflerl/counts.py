@@ -7,7 +7,7 @@ touches exactly one counter per family and step that is asked for; this is what 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -319,7 +319,8 @@ class Release:
     `values` are the noisy counts in order of tags. `noise` is the law of what was added to each of them, independent
     across counters. `added_variance` is by how much the noise variance of a counter in the sum of all releases grows
     with this one: the variance of `noise` where batches have noise of their own, less (even below zero) where a
-    privatizer correlates its noise over time. The array of values is taken over: it becomes read-only.
+    privatizer correlates its noise over time. The array of values is taken over: it becomes read-only. `batch` is the
+    one that was asked for, with the users who were counted: fewer, where reports had to be left out.
     """
 
     batch: Batch
@@ -341,7 +342,7 @@ class Release:
         """Refuse a release of another batch than the one a learner waits for."""
         if batch is None:
             raise ContractError("No batch is waiting for a release; call next_batch() first.")
-        if self.batch != batch:
+        if self.batch.users > batch.users or replace(self.batch, users=batch.users) != batch:
             raise ContractError(
                 f"The release answers batch {self.batch.index} of {self.batch.users} users, not the batch "
                 f"{batch.index} of {batch.users} users that was asked for; observe releases in order, once each."

@@ -85,6 +85,22 @@ class StoreContract(ABC):
         assert store.add(ID, REPORTS[:1]) == [Reason.replayed]
         assert store.add(other, REPORTS[:1]) == [None]
 
+    def test_the_first_partial_result_stands(self, store: Store) -> None:
+        with pytest.raises(ContractError, match="only a sealed batch"):
+            store.keep(ID, "order", b"too early")
+        store.add(ID, REPORTS)
+        assert store.kept(ID, "order") is None
+        assert store.keep(ID, "order", b"first") == b"first"
+        store = self.reopen(store)
+        assert store.keep(ID, "order", b"second") == b"first"
+        assert store.keep(ID, "other", b"") == b""
+        assert (store.kept(ID, "order"), store.kept(ID, "other")) == (b"first", b"")
+        assert store.kept(replace(ID, attempt=1), "order") is None
+        store.release(ID, [b"tags"])
+        assert store.kept(ID, "order") is None
+        with pytest.raises(ContractError, match="only a sealed batch"):
+            store.keep(ID, "order", b"too late")
+
     def test_the_first_release_stands(self, store: Store) -> None:
         with pytest.raises(ContractError, match="only a sealed batch"):
             store.release(ID, [b"too early"])

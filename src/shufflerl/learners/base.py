@@ -130,9 +130,10 @@ class Learner(ABC):
     def observe(self, release: Release) -> None:
         """Learn from the release of the batch that `next_batch` asked for."""
         release.check_answers(self._waiting)
+        assert self._waiting is not None
         self._learn(release)
         self.deployed = release.batch.mixture
-        self.episodes_played += release.batch.users
+        self.episodes_played += self._waiting.users  # all who played, counted or not
         self.batches_observed += 1
         self._waiting = None
 

@@ -104,7 +104,8 @@ class Optimistic(Learner):
 
     def _learn(self, release: Release) -> None:
         self.posterior.add(release)
-        left = self.episodes_left - release.batch.users
+        assert self._waiting is not None
+        left = self.episodes_left - self._waiting.users
         if self.batches_observed == 0 and left:
             sizes, optimism = schedule(left, release.noise.sd, self.batches, self._least)
             self.sizes, self.optimism = np.append(self.sizes, sizes), np.append(self.optimism, optimism)

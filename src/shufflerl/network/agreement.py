@@ -18,17 +18,14 @@ from shufflerl.checks import BoolArray
 from shufflerl.counts import Batch, CountQuery
 from shufflerl.errors import InvalidInputError, ShuffleRLError
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.network import crypto, wire
-from shufflerl.network.wire import Announcement, ProblemError, Reason
+from shufflerl.network import crypto, masking, wire
+from shufflerl.network.wire import Announcement, ProblemError, Reason, Transport
 from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
 
-# Honest reports that exceed the cap on messages would be lost and their noise with them. In a whole batch that happens
-# with probability below exp(-35): far below any delta that the accountant certifies.
-_CAP_EXPONENT = 35.0
 # Tables beyond this are refused before anything is built from an announcement.
 _MOST_CELLS = 50_000_000
 
@@ -52,6 +49,12 @@ class Agreement:
         said = self.announcement
         return crypto.tag_info(said.task, said.batch, said.attempt, self.digest)
 
+    @functools.cached_property
+    def seed_info(self) -> bytes:
+        """The context of a sealed seed."""
+        said = self.announcement
+        return crypto.seed_info(said.task, said.batch, said.attempt, self.digest)
+
     def envelope_info(self, report_id: bytes) -> bytes:
         """The context of the envelope of this report."""
         said = self.announcement
@@ -59,28 +62,61 @@ class Agreement:
 
     @functools.cached_property
     def most_messages(self) -> int:
-        """The cap on the messages of one report, by Bernstein's bound on a Poisson count.
+        """The cap on one report, in messages of 52 bytes; a masked vector counts as the messages it is as long as.
 
-        Computed, not announced: a coordinator that could lower it would keep the users with little noise only.
+        Computed, not announced: a coordinator that could lower it would keep the users with little noise only. Honest
+        reports that exceed it would be lost and their noise with them; in a whole batch that happens with probability
+        below exp(-35).
         """
+        if self.transport == Transport.sums:
+            return -(-self._vector_bytes // wire.SEALED_TAG_BYTES)
         mean = float(self.protocol.rate) * self.protocol.query.size
-        exponent = _CAP_EXPONENT + math.log(self.protocol.users)
-        excess = exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * mean)
-        return self.protocol.query.touched_counters + math.ceil(mean + excess)
+        return self.protocol.query.touched_counters + masking.most_poisson(mean, self.protocol.users)
+
+    @property
+    def transport(self) -> Transport:
+        """How reports travel."""
+        return self.announcement.transport
+
+    @functools.cached_property
+    def word_bytes(self) -> int:
+        """Bytes of a counter in a masked vector."""
+        said = self.announcement
+        return masking.word_bytes(said.users, said.noise_mean, self.protocol.query.size)
+
+    @property
+    def _vector_bytes(self) -> int:
+        return wire.SEALED_SEED_BYTES + self.protocol.query.size * self.word_bytes
 
     @property
     def largest_envelope(self) -> int:
         """Bytes of the longest envelope that is accepted."""
-        return wire.TOKEN_BYTES + self.most_messages * wire.SEALED_TAG_BYTES + crypto.SEAL_BYTES
+        sums = self.transport == Transport.sums
+        longest = self._vector_bytes if sums else self.most_messages * wire.SEALED_TAG_BYTES
+        return wire.TOKEN_BYTES + longest + crypto.SEAL_BYTES
 
-    @property
-    def smallest_envelope(self) -> int:
-        """Bytes of an envelope with a user's own tags and no noise."""
+    def check_length(self, length: int) -> None:
+        """Refuse what an honest node does not put beside its token: part of a tag, fewer tags than it must have."""
         least = self.protocol.query.touched_counters
-        return wire.TOKEN_BYTES + least * wire.SEALED_TAG_BYTES + crypto.SEAL_BYTES
+        if self.transport == Transport.sums:
+            right, expected = length == self._vector_bytes, f"{self._vector_bytes} of a sealed seed and a vector"
+        else:
+            right = length % wire.SEALED_TAG_BYTES == 0 and length >= least * wire.SEALED_TAG_BYTES
+            expected = f"at least {least} tags of {wire.SEALED_TAG_BYTES}"
+        if not right:
+            raise ProblemError(Reason.malformed, f"The envelope holds {length} bytes of tags; expected {expected}.")
 
 
-def announce(batch: Batch, noise: PoissonNoise, *, task: bytes, attempt: int, tag_key: bytes) -> Announcement:
+def announce(
+    batch: Batch,
+    noise: PoissonNoise,
+    *,
+    task: bytes,
+    attempt: int,
+    tag_key: bytes,
+    transport: Transport = Transport.tags,
+    excludable: int = 0,
+) -> Announcement:
     """The announcement of a learner's batch."""
     query, policies = batch.query, batch.mixture.policies
     if query.n_actions > 2**16:
@@ -100,6 +136,8 @@ def announce(batch: Batch, noise: PoissonNoise, *, task: bytes, attempt: int, ta
         weights=batch.mixture.weights.tolist(),
         noise_mean=noise.mean,
         tag_key=tag_key,
+        transport=transport,
+        excludable=excludable,
     )
 
 
@@ -131,16 +169,30 @@ def _understood(said: Announcement, payload: bytes) -> Agreement:
     problem = Problem(said.horizon, said.states, said.actions, said.users, support=support)
     query = CountQuery(problem, said.transition_steps, said.reward_steps)
     batch = Batch(said.batch, said.users, mixture, query)
-    return Agreement(said, crypto.digest(payload), batch, Protocol(query, said.users, PoissonNoise(said.noise_mean)))
+    if said.excludable > (said.users - 1 if said.transport == Transport.sums else 0):
+        raise InvalidInputError(
+            f"It may exclude {said.excludable} of {said.users} users; of sums somebody must be left, of tags nobody is "
+            "excluded."
+        )
+    if said.transport == Transport.sums:
+        masking.word_bytes(said.users, said.noise_mean, query.size)  # refuses sums that could wrap
+    protocol = Protocol(query, said.users, PoissonNoise(said.noise_mean), 1 - said.excludable / said.users)
+    return Agreement(said, crypto.digest(payload), batch, protocol)
 
 
-def noise_for(budget: Budget, query: CountQuery, honest_fraction: float) -> PoissonNoise:
-    """Noise that every node with this budget and assumption will accept."""
+def noise_for(budget: Budget, query: CountQuery, honest_fraction: float, excludable: float = 0.0) -> PoissonNoise:
+    """Noise that every node with this budget and assumption will accept; `excludable` is a share of the users."""
     from shufflerl.privacy.accounting import calibrate
 
     honest = calibrate(budget, query.changed_counters)
+    checks.fraction("honest_fraction", honest_fraction)
+    if not excludable < honest_fraction:
+        raise InvalidInputError(
+            f"The honest fraction is {honest_fraction:g} and {excludable:g} of the users may be excluded: nobody's "
+            "noise is left to rely on. Let fewer be excluded."
+        )
     # A hair more, so that dividing here and multiplying at the node cannot round below what was certified.
-    return PoissonNoise(honest.mean / checks.fraction("honest_fraction", honest_fraction) * (1 + 1e-12))
+    return PoissonNoise(honest.mean / (honest_fraction - excludable) * (1 + 1e-12))
 
 
 @dataclass(frozen=True)
@@ -162,8 +214,18 @@ class Terms:
         checks.whole("most_messages", self.most_messages, least=1)
 
     def honest_noise(self, agreement: Agreement) -> PoissonNoise:
-        """The noise that will be on every counter if only the honest fraction add theirs."""
-        return PoissonNoise(agreement.announcement.noise_mean * self.honest_fraction)
+        """The noise that will be on every counter if only the honest fraction add theirs.
+
+        All reports that may be excluded from a sum are taken to be honest ones, whose noise goes with them.
+        """
+        said = agreement.announcement
+        relied_on = self.honest_fraction - said.excludable / said.users
+        if relied_on <= 0:
+            raise UnacceptableError(
+                f"Of batch {said.batch}'s {said.users} users {said.excludable} may be excluded; this node relies on "
+                f"the noise of {self.honest_fraction:g} of them, of which none need be left. It does not take part."
+            )
+        return PoissonNoise(said.noise_mean * relied_on)
 
     def check(self, agreement: Agreement) -> None:
         """Refuse a batch that gives less privacy than these terms ask for."""
@@ -182,10 +244,12 @@ class Terms:
             )
         delta = privacy_loss(self.honest_noise(agreement), changed).delta(self.budget.epsilon)
         if delta > self.budget.delta:
-            needed = noise_for(self.budget, agreement.protocol.query, self.honest_fraction)
+            share = said.excludable / said.users
+            needed = noise_for(self.budget, agreement.protocol.query, self.honest_fraction, share)
+            less = f" less {said.excludable} excluded" if said.excludable else ""
             raise UnacceptableError(
                 f"Batch {said.batch} has noise of mean {said.noise_mean:g} on each counter, of which the honest "
-                f"{self.honest_fraction:g} suffice for delta {delta:.3g} at epsilon {self.budget.epsilon:g}; this node "
-                f"was told to accept no more than {self.budget.delta:g}. It does not take part; the coordinator must "
-                f"announce a mean of at least {needed.mean:.6g}."
+                f"{self.honest_fraction:g}{less} suffice for delta {delta:.3g} at epsilon {self.budget.epsilon:g}; "
+                f"this node was told to accept no more than {self.budget.delta:g}. It does not take part; the "
+                f"coordinator must announce a mean of at least {needed.mean:.6g}."
             )

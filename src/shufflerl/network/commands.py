@@ -32,6 +32,14 @@ class Overdue(StrEnum):
     abort = "abort"
 
 
+class HowSent(StrEnum):
+    """How reports travel."""
+
+    auto = "auto"
+    tags = "tags"
+    sums = "sums"
+
+
 def _installed() -> None:
     try:
         import cryptography.hazmat.primitives.hpke  # noqa: F401
@@ -74,6 +82,8 @@ def coordinator(
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of every user.")] = None,
     delta: Annotated[float | None, typer.Option(help="Probability of privacy failure.")] = None,
     honest_fraction: Annotated[float | None, typer.Option(help="Share of users relied on for noise.")] = None,
+    transport: Annotated[HowSent | None, typer.Option(help="How reports travel.")] = None,
+    excludable: Annotated[float | None, typer.Option(help="Share of masked vectors that may be left out.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the learner; noise has none.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that open messages.")] = None,
     poll_seconds: Annotated[float | None, typer.Option(help="Seconds between looks at the shuffler.")] = None,
@@ -141,6 +151,8 @@ def status(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
     typer.echo(
         f"budget    epsilon {said['epsilon_spent']:.4g} of {said['epsilon_budget']:g} spent, delta {said['delta']:g}"
     )
+    if said["transport"] is not None:
+        typer.echo(f"reports   travel as {said['transport']}; {said['transport_costs']}")
     typer.echo(f"messages  {said['messages']:,} opened, {said['invalid_messages']:,} left out")
     typer.echo(f"now       {said['why']}")
 
@@ -171,6 +183,24 @@ def _ask(at: str, path: str) -> dict[str, Any]:
     return said
 
 
+def transport(
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")],
+    delta: Annotated[float, typer.Option(help="Probability of privacy failure.")] = 1e-5,
+    env: Annotated[str | None, typer.Option(help="An environment's counters, instead of a shape's.")] = None,
+    horizon: Annotated[int, typer.Option(help="Steps of an episode.")] = 6,
+    states: Annotated[int, typer.Option(help="States.")] = 4,
+    actions: Annotated[int, typer.Option(help="Actions.")] = 2,
+    users: Annotated[int, typer.Option(help="Users in a batch.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what a report costs as sealed tags and as a masked vector, and say from where on which is cheaper."""
+    _installed()
+    from shufflerl.network import costs
+
+    figures = costs.compared(epsilon, delta, env=env, shape=(horizon, states, actions), users=users)
+    typer.echo(json.dumps(figures) if as_json else costs.told(figures))
+
+
 def demo(
     users: Annotated[int, typer.Option(help="Users, one episode each.", min=30)] = 5000,
     env: Annotated[DemoEnvironment, typer.Option(help="What they live in.")] = DemoEnvironment.spectrum,
@@ -199,4 +229,4 @@ def demo(
             signal.sigwait(ends)
 
 
-COMMANDS = (coordinator, shuffler, node, status, policy, demo, keys, tokens)
+COMMANDS = (coordinator, shuffler, node, status, policy, transport, demo, keys, tokens)

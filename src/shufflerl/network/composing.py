@@ -45,7 +45,7 @@ def compose(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invi
     report = wire.encode(seal_report(checked, tags, token))
     if RECORD not in os.environ:
         return Composed(report, [], [])
-    return Composed(report, tags, checked.agreement.protocol.query.tags(episode)[0].tolist())
+    return Composed(report, tags.tolist(), checked.agreement.protocol.query.tags(episode)[0].tolist())
 
 
 @functools.lru_cache(maxsize=4)

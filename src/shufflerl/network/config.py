@@ -63,6 +63,8 @@ class CoordinatorConfig(Config, frozen=True):
     epsilon: float
     delta: float = 1e-5
     honest_fraction: float = 1.0
+    transport: Literal["auto", "tags", "sums"] = "tags"
+    excludable: float = 0.01
     learner: str = "optimistic"
     learner_parameters: dict[str, Any] = {}
     environment: str | None = None
@@ -87,6 +89,8 @@ class CoordinatorConfig(Config, frozen=True):
             self.seed,
             self.learner_parameters or _PARAMETERS.get(self.learner, {}),
             self.honest_fraction,
+            self.transport,
+            self.excludable,
         )
 
     def _problem(self) -> Problem:

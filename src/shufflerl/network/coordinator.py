@@ -4,6 +4,9 @@ Each batch goes: announce (signed, with a key of its own), collect the release, 
 learn, and then in one transaction: the learner's new state, the batch's noisy counts, the next announcement; the old
 key is deleted. A process killed anywhere goes on from the last transaction: it asks for the same announced batch, is
 given the same bytes, finds its charge in the ledger, and learns from it once.
+
+Where reports are masked vectors the coordinator first opens their seeds and says, once, which it cannot open; what it
+said and the seeds are stored before they are sent. Seeds are random numbers that depend on no data.
 """
 
 from __future__ import annotations
@@ -12,40 +15,46 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from shufflerl import checks, learners
-from shufflerl.checks import FloatArray
+from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import Batch, CountQuery, Release
-from shufflerl.errors import ContractError, ShuffleRLError, StateMismatchError
+from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError, StateMismatchError
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.network import agreement, crypto, database, faults, wire
+from shufflerl.network import agreement, costs, crypto, database, faults, masking, wire
+from shufflerl.network.agreement import Agreement
 from shufflerl.network.crypto import SigningKey
 from shufflerl.network.opening import Opener
-from shufflerl.network.wire import Action, Command, Signed
+from shufflerl.network.wire import Action, Command, Exclusion, Signed, Transport
 from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge, Ledger
 from shufflerl.privacy.noise import PoissonNoise
-from shufflerl.privacy.protocol import analyze
+from shufflerl.privacy.protocol import Protocol, unbiased
 from shufflerl.privatizers.shuffle import Shuffle
 
 _TABLES = [
     "CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     """CREATE TABLE batches (number INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, users INTEGER NOT NULL,
         announcement BLOB NOT NULL, key BLOB, noisy BLOB, messages INTEGER, invalid INTEGER, outcome TEXT,
-        acknowledged INTEGER NOT NULL DEFAULT 0)""",
+        seeds BLOB, excluded BLOB, acknowledged INTEGER NOT NULL DEFAULT 0)""",
 ]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is learned, how, and at which price: fixed for the life of a run."""
+    """What is learned, how, and at which price: fixed for the life of a run.
+
+    `transport`: how reports travel, "auto" whatever is cheaper for each batch; `excludable`: the share of masked
+    vectors that may be left out of a sum, whose noise all others make up for.
+    """
 
     problem: Problem
     learner: str
@@ -53,9 +62,17 @@ class Run:
     seed: int
     learner_parameters: dict[str, Any] = field(default_factory=dict)
     honest_fraction: float = 1.0
+    transport: Literal["auto", "tags", "sums"] = "tags"
+    excludable: float = 0.01
 
     def __post_init__(self) -> None:
         checks.fraction("honest_fraction", self.honest_fraction)
+        checks.choice("transport", self.transport, ("auto", "tags", "sums"))
+        if checks.real("excludable", self.excludable, above=0, closed=True) >= self.honest_fraction:
+            raise InvalidInputError(
+                f"excludable is {self.excludable:g}; expected less than the honest fraction, {self.honest_fraction:g}: "
+                "somebody's noise must be left to rely on."
+            )
         warn_if_weak(self.budget, self.problem.episodes)
 
     @property
@@ -69,6 +86,8 @@ class Run:
                 "epsilon": self.budget.epsilon,
                 "delta": self.budget.delta,
                 "honest_fraction": self.honest_fraction,
+                "transport": self.transport,
+                "excludable": self.excludable,
                 "seed": self.seed,
             },
             sort_keys=True,
@@ -81,9 +100,13 @@ class Run:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """A batch the coordinator has learned from: all that it ever saw of it."""
+    """A batch the coordinator has learned from: all that it ever saw of it.
+
+    Messages are tags, or seeds of masked vectors; `invalid` ones were left out.
+    """
 
     batch: Batch
+    transport: Transport
     noise: PoissonNoise
     values: FloatArray
     messages: int
@@ -93,6 +116,10 @@ class BatchRecord:
     def release(self) -> Release:
         """What the learner was given."""
         return Release(self.batch, self.values.copy(), self.noise, self.noise.variance)
+
+
+class SpoiltSumError(ShuffleRLError):
+    """A sum that no honest users can have: nothing is learned from it."""
 
 
 class Coordinator:
@@ -143,12 +170,23 @@ class Coordinator:
     def _announce(self, batch: Batch, attempt: int) -> None:
         key = crypto.new_box_key()
         noise = agreement.noise_for(self.run.budget, batch.query, self.run.honest_fraction)
+        if self.run.transport == "auto":
+            transport = costs.cheaper(Protocol(batch.query, batch.users, noise))
+        else:
+            transport = Transport(self.run.transport)
+        excludable = 0
+        if transport == Transport.sums:
+            excludable = int(self.run.excludable * batch.users)
+            share = excludable / batch.users
+            noise = agreement.noise_for(self.run.budget, batch.query, self.run.honest_fraction, share)
         said = agreement.announce(
             batch,
             noise,
             task=self._value("task"),
             attempt=attempt,
             tag_key=key.public_key().public_bytes_raw(),
+            transport=transport,
+            excludable=excludable,
         )
         signed = wire.encode(self.identity.sign(said))
         self._db.execute(
@@ -165,41 +203,80 @@ class Coordinator:
         return None if row is None else (row[0], row[1], wire.decode(Signed, row[2]))
 
     def command(self, number: int, attempt: int, action: Action, chunk: int = 0) -> Signed:
-        """A signed request about a released batch."""
+        """A signed request about a full batch."""
         return self.identity.sign(Command(task=self.task, batch=number, attempt=attempt, action=action, chunk=chunk))
 
     def reopen(self) -> None:
-        """The shuffler aborted the batch: announce it again, to other users, with a new key. Nothing was released."""
+        """The batch came to nothing: announce it again, to other users, with a new key."""
         waiting, pending = self.learner.next_batch(), self.pending
         if waiting is None or pending is None:
             raise ContractError("No batch is waiting for an answer; there is nothing to announce again.")
         with database.transaction(self._db):
             self._announce(waiting, pending[1] + 1)
 
-    def absorb(self, chunks: Iterable[bytes]) -> None:
-        """Charge the ledger, then open the release of the pending batch, learn from it and announce the next."""
+    @property
+    def exclusion(self) -> Signed | None:
+        """Which seeds of the pending batch cannot be opened; None while they have not been looked at."""
+        row = self._db.execute("SELECT number, attempt, excluded FROM batches WHERE noisy IS NULL").fetchone()
+        if row is None or row[2] is None:
+            return None
+        positions = msgspec.msgpack.decode(row[2])
+        return self.identity.sign(Exclusion(task=self.task, batch=row[0], attempt=row[1], positions=positions))
+
+    def open_seeds(self, chunks: Iterable[bytes]) -> None:
+        """Open the sealed seeds of the pending batch, and store them and which cannot be opened."""
+        number, meaning, key = self._asked()
+        opened = self._opener.seeds(key, meaning.seed_info, chunks)
+        if len(opened) != meaning.batch.users:
+            raise ContractError(
+                f"The shuffler hands over {len(opened)} seeds of batch {number}; expected {meaning.batch.users}. "
+                "Nothing is excluded, and nothing is summed."
+            )
+        excluded = [position for position, seed in enumerate(opened) if seed is None]
+        seeds = b"".join(seed for seed in opened if seed is not None)
+        with database.transaction(self._db):
+            self._db.execute(
+                "UPDATE batches SET seeds = ?, excluded = ? WHERE number = ?",
+                (seeds, msgspec.msgpack.encode(excluded), number),
+            )
+            faults.reached("seeds opened")
+
+    def _asked(self) -> tuple[int, Agreement, bytes]:
+        """The pending batch's number, meaning and key."""
         pending = self.pending
         if pending is None:
             raise ContractError("No batch is waiting for an answer; a release is learned from once.")
         number, _, signed = pending
-        meaning = agreement.understand(signed.payload)
-        query, noise = meaning.protocol.query, PoissonNoise(meaning.announcement.noise_mean)
-        self._charge(number, Charge(PoissonNoise(noise.mean * self.run.honest_fraction), query.changed_counters))
-        faults.reached("open")
         key = bytes(self._db.execute("SELECT key FROM batches WHERE number = ?", (number,)).fetchone()[0])
-        counted = self._opener.count_all(key, meaning.tag_info, query.size, chunks)
-        tags = np.repeat(np.arange(query.size), counted.counts)
-        values = analyze(meaning.protocol, tags, reports=meaning.batch.users)
+        return number, agreement.understand(signed.payload), key
+
+    def absorb(self, chunks: Iterable[bytes]) -> None:
+        """Charge the ledger, then open the release of the pending batch, learn from it and announce the next."""
+        number, meaning, key = self._asked()
+        query, excluded = meaning.protocol.query, self._excluded(number)
+        batch, noise = _counted(meaning, excluded)
+        # All who were excluded are taken to have been honest: their noise is missing.
+        missing = excluded * float(meaning.protocol.rate)
+        honest = PoissonNoise(meaning.announcement.noise_mean * self.run.honest_fraction - missing)
+        self._charge(meaning, Charge(honest, query.changed_counters))
+        faults.reached("open")
+        if meaning.transport == Transport.sums:
+            counts, messages, invalid = self._unmasked(number, meaning, chunks), meaning.batch.users, excluded
+        else:
+            counts, invalid = self._opener.count_all(key, meaning.tag_info, query.size, chunks)
+            messages = int(counts.sum()) + invalid
+        values = unbiased(meaning.protocol, counts, batch.users)
         try:
             with database.transaction(self._db):
                 waiting = self.learner.next_batch()
                 assert waiting is not None
-                self.learner.observe(Release(waiting, values, noise, noise.variance))
+                self.learner.observe(Release(replace(waiting, users=batch.users), values, noise, noise.variance))
                 self._plan(self.learner)
                 outcome = json.dumps(self._outcome(waiting.mixture))
                 self._db.execute(
-                    "UPDATE batches SET key = NULL, noisy = ?, messages = ?, invalid = ?, outcome = ? WHERE number = ?",
-                    (values.tobytes(), len(tags) + counted.invalid, counted.invalid, outcome, number),
+                    "UPDATE batches SET key = NULL, seeds = NULL, noisy = ?, messages = ?, invalid = ?, outcome = ? "
+                    "WHERE number = ?",
+                    (values.tobytes(), messages, invalid, outcome, number),
                 )
                 faults.reached("learner save")
             faults.reached("saved")
@@ -218,9 +295,41 @@ class Coordinator:
             "changed_actions": int((playing.likeliest()[0] != played.likeliest()[0]).sum()),
         }
 
-    def _charge(self, number: int, charge: Charge) -> None:
-        """Before a release is opened it is in the ledger, once; after a crash it may be there already."""
-        name = f"batch {number}"
+    def _excluded(self, number: int) -> int:
+        """How many reports of a batch are not in its sum."""
+        (positions,) = self._db.execute("SELECT excluded FROM batches WHERE number = ?", (number,)).fetchone()
+        return 0 if positions is None else len(msgspec.msgpack.decode(positions))
+
+    def _unmasked(self, number: int, meaning: Agreement, chunks: Iterable[bytes]) -> IntArray:
+        """The counts in a masked sum; one that is impossible is asked again, of other users."""
+        counters, size = meaning.protocol.query.size, meaning.word_bytes
+        (seeds,) = self._db.execute("SELECT seeds FROM batches WHERE number = ?", (number,)).fetchone()
+        each = [seeds[start : start + wire.SEED_BYTES] for start in range(0, len(seeds), wire.SEED_BYTES)]
+        sent = b"".join(chunks)
+        if len(sent) != counters * size:
+            raise ContractError(
+                f"The sum of batch {number} has {len(sent)} bytes; expected {counters * size}. Is this its shuffler?"
+            )
+        counts = masking.words(sent, size) - self._opener.masks(each, counters, size)
+        said = meaning.announcement
+        most = masking.most_count(len(each), said.noise_mean, counters)
+        if (wrong := np.flatnonzero(counts > most)).size:
+            self.reopen()
+            raise SpoiltSumError(
+                f"Counter {wrong[0]} of batch {number}, attempt {said.attempt}, is {counts[wrong[0]]:,} modulo "
+                f"2^{8 * size}; {len(each):,} honest users raise it to {most:,} at most. At least one of them was not "
+                "honest, and nobody can tell which. Nothing was learned; the batch is asked again of other users. If "
+                'this goes on, use transport = "tags".'
+            )
+        return counts.astype(np.int64)
+
+    def _charge(self, meaning: Agreement, charge: Charge) -> None:
+        """Before a release is opened it is in the ledger, once; after a crash it may be there already.
+
+        Another attempt is made by other users, and is another release.
+        """
+        said = meaning.announcement
+        name = f"batch {said.batch}" + (f", attempt {said.attempt}" if said.attempt else "")
         if name not in self.ledger.releases:
             faults.reached("ledger")
             self.ledger.record(name, charge)
@@ -247,8 +356,8 @@ class Coordinator:
         records = []
         for signed, noisy, messages, invalid in rows:
             meaning = agreement.understand(wire.decode(Signed, signed).payload)
-            noise = PoissonNoise(meaning.announcement.noise_mean)
-            records.append(BatchRecord(meaning.batch, noise, np.frombuffer(noisy).copy(), messages, invalid))
+            batch, noise = _counted(meaning, 0 if meaning.transport == Transport.tags else invalid)
+            records.append(BatchRecord(batch, meaning.transport, noise, np.frombuffer(noisy).copy(), messages, invalid))
         return records
 
     @property
@@ -272,8 +381,9 @@ class Coordinator:
     def certificate(self) -> Certificate:
         """What every user of the run is guaranteed."""
         query = CountQuery.everything(self.run.problem)
-        noise = agreement.noise_for(self.run.budget, query, self.run.honest_fraction)
-        honest = PoissonNoise(noise.mean * self.run.honest_fraction)
+        excludable = 0.0 if self.run.transport == "tags" else self.run.excludable
+        noise = agreement.noise_for(self.run.budget, query, self.run.honest_fraction, excludable)
+        honest = PoissonNoise(noise.mean * (self.run.honest_fraction - excludable))
         return Certificate(
             epsilon=privacy_loss(honest, query.changed_counters).epsilon(self.run.budget.delta),
             delta=self.run.budget.delta,
@@ -293,6 +403,12 @@ class Coordinator:
         self._opener.close()
         self.ledger.close()
         self._db.close()
+
+
+def _counted(meaning: Agreement, excluded: int) -> tuple[Batch, PoissonNoise]:
+    """The batch with the users who were counted, and the noise that these have added."""
+    batch = replace(meaning.batch, users=meaning.batch.users - excluded)
+    return batch, PoissonNoise(meaning.announcement.noise_mean * batch.users / meaning.batch.users)
 
 
 #: What may go wrong with the coordinator's own files.

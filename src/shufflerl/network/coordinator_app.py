@@ -20,11 +20,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from shufflerl.network import faults, http, openapi, wire
+from shufflerl.network import costs, faults, http, openapi, wire
+from shufflerl.network.agreement import understand
 from shufflerl.network.coordinator import TROUBLE, Coordinator
 from shufflerl.network.dashboard import learned
 from shufflerl.network.watching import Watching
-from shufflerl.network.wire import Action, BatchStatus, ProblemError, Reason, Signed, State
+from shufflerl.network.wire import Action, BatchStatus, ProblemError, Reason, Signed, State, Transport
 
 Result = TypeVar("Result")
 
@@ -130,7 +131,7 @@ class CoordinatorServer:
         self._heard = heard = msgspec.json.decode(answer.content, type=BatchStatus)
         if (heard.batch, heard.attempt) != (number, attempt):
             self._heard = None  # the shuffler forgot the batch: announce it again
-        elif heard.state == State.aborted:
+        elif heard.state == State.aborted or (heard.state == State.released and heard.chunks == 0):
             await self._alone(run.reopen)
             http.event("announced again", batch=number, attempt=attempt + 1)
         elif heard.state == State.released:
@@ -148,6 +149,8 @@ class CoordinatorServer:
             if heard.state == State.open:
                 self._open_at = time.monotonic()
             _raise_problem(await client.get("/readyz"))  # if its disk is in the way, tell that
+            if heard.state == State.sealed and understand(announcement.payload).transport == Transport.sums:
+                await self._exclude(client, number, attempt, heard.users)
         elif heard.state == State.scrubbed:
             raise ProblemError(
                 Reason.gone,
@@ -155,6 +158,26 @@ class CoordinatorServer:
                 "folder restored from an old backup? The run cannot go on; begin another with other users.",
             )
         return self._poll
+
+    async def _exclude(self, client: httpx2.AsyncClient, number: int, attempt: int, users: int) -> None:
+        """Open the seeds of a sealed batch, once they are there, and tell the shuffler which cannot be opened."""
+        run = self._coordinator
+        if await self._alone(lambda: run.exclusion) is None:
+            commands = [
+                run.command(number, attempt, Action.seeds, chunk) for chunk in range(-(-users // wire.CHUNK_SEEDS))
+            ]
+            try:
+                chunks = [(await self._ask(client, "/v1/seeds", command)).content for command in commands]
+            except ProblemError as problem:
+                if problem.reason != Reason.not_released:
+                    raise
+                return
+            await self._alone(run.open_seeds, chunks)
+        exclusion = await self._alone(lambda: run.exclusion)
+        assert exclusion is not None
+        faults.reached("excluding")
+        await self._ask(client, "/v1/exclusions", exclusion)
+        faults.reached("excluded")
 
     async def _ask(self, client: httpx2.AsyncClient, path: str, signed: Signed) -> httpx2.Response:
         answer = await client.post(path, content=wire.encode(signed), headers={"content-type": wire.MEDIA_TYPE})
@@ -165,6 +188,7 @@ class CoordinatorServer:
 
     def _summary(self) -> dict[str, Any]:
         run, pending = self._coordinator, self._coordinator.pending
+        meaning = None if pending is None else understand(pending[2].payload)
         learner, (batches, messages, invalid) = run.learner, run.tally()
         return {
             "task": run.task.hex(),
@@ -175,6 +199,8 @@ class CoordinatorServer:
             "finished": pending is None,
             "batch": None if pending is None else pending[0],
             "attempt": None if pending is None else pending[1],
+            "transport": None if meaning is None else meaning.transport,
+            "transport_costs": None if meaning is None else costs.in_words(meaning.protocol),
             "batches_learned": batches,
             "messages": messages,
             "invalid_messages": invalid,
@@ -239,6 +265,7 @@ class CoordinatorServer:
             {
                 "batch": record.batch.index,
                 "users": record.batch.users,
+                "transport": record.transport,
                 "messages": record.messages,
                 "invalid_messages": record.invalid,
                 "noise_mean": record.noise.mean,

@@ -57,6 +57,11 @@ def tag_info(task: bytes, batch: int, attempt: int, digest: bytes) -> bytes:
     return _info(b"tag", task, batch, attempt, digest)
 
 
+def seed_info(task: bytes, batch: int, attempt: int, digest: bytes) -> bytes:
+    """The context of a mask's seed sealed to the coordinator."""
+    return _info(b"seed", task, batch, attempt, digest)
+
+
 def envelope_info(task: bytes, batch: int, attempt: int, digest: bytes, report_id: bytes) -> bytes:
     """The context of an envelope sealed to the shuffler; the report's id in it keeps others from passing it on."""
     return _info(b"envelope", task, batch, attempt, digest) + report_id

@@ -11,7 +11,10 @@ import signal
 
 #: Every label there is, in the order in which a batch meets them. Tests kill at each.
 SHUFFLER_LABELS = ("ingest", "seal", "permute", "release", "released", "scrub", "scrubbed")
+#: Between sealing and release, where vectors are summed.
+SUMMING_LABELS = ("order", "seeds", "exclude", "slice", "sum")
 COORDINATOR_LABELS = ("publish", "published", "open", "ledger", "charged", "learner save", "saved", "acknowledge")
+UNMASKING_LABELS = ("seeds opened", "excluding", "excluded")
 
 _label, _, _times = os.environ.get("SHUFFLERL_CRASH_AT", "").partition(":")
 _left = int(_times or 1)

@@ -85,9 +85,17 @@ SHUFFLER = _described(
         "/v1/announcements": {
             "post": _operation("Open a batch.", _answer("Its status.", "BatchStatus"), takes=wire.Signed)
         },
+        "/v1/seeds": {
+            "post": _operation(
+                "A chunk of sealed seeds.", _answer("Seeds.", media="application/octet-stream"), takes=wire.Signed
+            )
+        },
+        "/v1/exclusions": {
+            "post": _operation("Say which cannot be opened.", _answer("Status.", "BatchStatus"), takes=wire.Signed)
+        },
         "/v1/releases": {
             "post": _operation(
-                "A chunk of a release.", _answer("Tags.", media="application/octet-stream"), takes=wire.Signed
+                "A chunk of a release.", _answer("Tags or a sum.", media="application/octet-stream"), takes=wire.Signed
             )
         },
         "/v1/scrubs": {

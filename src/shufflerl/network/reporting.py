@@ -6,21 +6,24 @@ Imports little, as fleets run it in workers.
 from __future__ import annotations
 
 import random
+import secrets
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
 
+from shufflerl.checks import IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.mdp import PolicyArray
-from shufflerl.network import crypto, wire
+from shufflerl.network import crypto, masking, wire
 from shufflerl.network.agreement import Agreement, UnacceptableError, understand
 from shufflerl.network.crypto import VerifyKey
-from shufflerl.network.wire import Announcement, OpenBatch, Opening, Report
+from shufflerl.network.wire import Announcement, OpenBatch, Opening, Report, Transport
 from shufflerl.privacy import randomness
-from shufflerl.privacy.protocol import randomize
+from shufflerl.privacy.protocol import draw, randomize
 
 
 class Environment(Protocol):
@@ -134,23 +137,38 @@ def within_support(agreement: Agreement, trajectory: Trajectories) -> Trajectori
 
 
 def make_report(checked: Checked, trajectory: Trajectories, token: bytes) -> Report:
-    """Randomize one episode, seal each tag to the coordinator and all of them to the shuffler."""
+    """Randomize one episode and seal it, to the coordinator and then to the shuffler."""
     return seal_report(checked, randomize_episode(checked.agreement, trajectory), token)
 
 
-def randomize_episode(agreement: Agreement, trajectory: Trajectories) -> list[int]:
+def randomize_episode(agreement: Agreement, trajectory: Trajectories) -> IntArray:
     """An episode's tags and noise, from the operating system's random source."""
-    tags: list[int] = randomize(agreement.protocol, within_support(agreement, trajectory)).tolist()
-    return tags
+    # Tags that are counted have no order to hide, and sorting them would take longer than drawing them.
+    randomizer = draw if agreement.transport == Transport.sums else randomize
+    return randomizer(agreement.protocol, within_support(agreement, trajectory))
 
 
-def seal_report(checked: Checked, tags: list[int], token: bytes) -> Report:
-    """Tags as a report: each sealed by itself, equally long, and all in one envelope with the token."""
+def seal_report(checked: Checked, tags: Iterable[int], token: bytes) -> Report:
+    """Tags as a report: as the batch's transport has it, in one envelope with the token."""
     agreement = checked.agreement
-    key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
-    sealed = [crypto.seal(key, info, tag.to_bytes(wire.TAG_BYTES)) for tag in tags]
+    sealed = (_vector if agreement.transport == Transport.sums else _tags)(agreement, tags)
     report_id = crypto.report_id(agreement.announcement.task, token)
     envelope = crypto.seal(
-        crypto.public_box_key(checked.envelope_key), agreement.envelope_info(report_id), token + b"".join(sealed)
+        crypto.public_box_key(checked.envelope_key), agreement.envelope_info(report_id), b"".join([token, *sealed])
     )
     return Report(report_id=report_id, envelope=envelope)
+
+
+def _tags(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
+    """Each tag sealed by itself, equally long."""
+    key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
+    return [crypto.seal(key, info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in tags]
+
+
+def _vector(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
+    """The tags counted under a mask, and its seed sealed; equally long whatever the tags are."""
+    seed = secrets.token_bytes(wire.SEED_BYTES)
+    key = crypto.public_box_key(agreement.announcement.tag_key)
+    counted = tags if isinstance(tags, np.ndarray) else list(tags)
+    vector = masking.masked(counted, seed, agreement.protocol.query.size, agreement.word_bytes)
+    return [crypto.seal(key, agreement.seed_info, seed), vector]

@@ -7,6 +7,7 @@ A batch is `open` until exactly `users` valid reports are in, then `sealed`: mem
 opened, all tags permuted with the operating system's random source and stored as the release, and in the same
 transaction reports and key are deleted: `released`. Once the coordinator says that it has learned from the release,
 that is deleted too: `scrubbed`. A batch that does not fill in time is given more, or `aborted`; never released short.
+Masked vectors are not permuted but added up; see `summing`.
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from numpy.typing import NDArray
 
 from shufflerl import checks
 from shufflerl.errors import ContractError, StorageError
-from shufflerl.network import crypto, faults, wire
+from shufflerl.network import crypto, faults, mixing, summing, wire
 from shufflerl.network.agreement import Agreement, understand
-from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError, VerifyKey
+from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey
 from shufflerl.network.store import BatchId, BatchRow, Store
 from shufflerl.network.wire import (
     Announcement,
     BatchStatus,
     Command,
+    Exclusion,
     OpenBatch,
     Opening,
     Outcome,
@@ -40,9 +40,9 @@ from shufflerl.network.wire import (
     Report,
     Signed,
     State,
+    Transport,
     Verdict,
 )
-from shufflerl.privacy import randomness
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,11 @@ class Shuffler:
         agreement = understand(signed.payload)
         id = BatchId(said.task, said.batch, said.attempt)
         if (there := self._store.get(id)) is None:
-            self._check_order(said, self._store.latest(said.task))
+            last = self._store.latest(said.task)
+            self._check_order(said, last)
             self._check_limits(agreement)
+            if last is not None and last.state == State.released and last.id.number == said.batch:
+                self._store.scrub(last.id)  # announced again, so it was of no use
             key = crypto.new_box_key()
             opening = Opening(announcement=agreement.digest, envelope_key=key.public_key().public_bytes_raw())
             row = BatchRow(
@@ -130,7 +133,9 @@ class Shuffler:
         elif last.state == State.aborted:
             wanted = (last.id.number, last.id.attempt + 1)
         elif last.state in (State.released, State.scrubbed):
-            wanted = (last.id.number + 1, 0)
+            # A sum may have been withheld or spoilt; the batch is then asked again, of users who have not taken part.
+            again = said.batch == last.id.number and self._meaning(last).transport == Transport.sums
+            wanted = (last.id.number, last.id.attempt + 1) if again else (last.id.number + 1, 0)
         else:
             raise ProblemError(
                 Reason.conflict, f"Batch {last.id.number} is {last.state}; the next one is announced after its release."
@@ -156,6 +161,26 @@ class Shuffler:
                 f"A report of this batch may have {agreement.most_messages:,} messages; this shuffler takes at most "
                 f"{self._limits.most_messages:,} (most_messages). Ask more users at once, or allow a larger epsilon.",
             )
+
+    def seeds(self, signed: Signed) -> bytes:
+        """A chunk of the sealed seeds of a sealed batch: the same bytes whenever it is asked for, until the release."""
+        command, batch = self._commanded(signed, wire.Action.seeds)
+        seeds = summing.seeds(self._store, batch.id, command.chunk)
+        if seeds is None:
+            raise ProblemError(
+                Reason.not_released, f"Batch {command.batch} is {batch.state}; seeds {command.chunk} are not there."
+            )
+        return seeds
+
+    def exclude(self, signed: Signed) -> BatchStatus:
+        """Be told which seeds cannot be opened; once, the first stands. What is left is summed at the next look."""
+        said = self._coordinator.verify(Exclusion, signed)
+        batch = self._found(BatchId(said.task, said.batch, said.attempt))
+        if self._meaning(batch).transport != Transport.sums:
+            raise ProblemError(Reason.conflict, f"Batch {said.batch} is of tags, of which none is excluded.")
+        if batch.state in (State.open, State.sealed):  # later it is known to have been said
+            summing.exclude(self._store, batch.id, batch.users, said.positions)
+        return self._status(self._found(batch.id))
 
     def collect(self, signed: Signed) -> bytes:
         """A chunk of a release: the same bytes whenever it is asked for, until it is scrubbed."""
@@ -240,8 +265,7 @@ class Shuffler:
         batch = self._store.get(id)
         if batch is None:
             raise ProblemError(Reason.unknown_batch, f"There is no batch {id.number}, attempt {id.attempt}, here.")
-        agreement = understand(wire.decode(Signed, batch.announcement).payload)
-        size = len(report.envelope)
+        agreement, size = self._meaning(batch), len(report.envelope)
         if size > agreement.largest_envelope:
             raise ProblemError(
                 Reason.too_many_messages,
@@ -250,25 +274,10 @@ class Shuffler:
         key = self._key_of(id)
         if key is None:
             return  # closed for good: the store says whether it was in, or is late
-        token, tags = self._opened(agreement, key, report.report_id, report.envelope)
+        token, body = mixing.opened(agreement, key, report.report_id, report.envelope)
         if not self._enrolment.genuine(token) or crypto.report_id(id.task, token) != report.report_id:
             raise ProblemError(Reason.unauthorized, "The token in the envelope was not issued here for this report.")
-        if len(tags) % wire.SEALED_TAG_BYTES or size < agreement.smallest_envelope:
-            raise ProblemError(
-                Reason.malformed,
-                f"The envelope holds {len(tags)} bytes of tags; expected at least "
-                f"{agreement.protocol.query.touched_counters} tags of {wire.SEALED_TAG_BYTES} bytes.",
-            )
-
-    def _opened(self, agreement: Agreement, key: X25519PrivateKey, report: bytes, sealed: bytes) -> tuple[bytes, bytes]:
-        try:
-            text = crypto.unseal(key, agreement.envelope_info(report), sealed)
-        except UnsealError:
-            raise ProblemError(
-                Reason.undecryptable,
-                "The envelope cannot be opened with this batch's key and report id; fetch the current batch.",
-            ) from None
-        return text[: wire.TOKEN_BYTES], text[wire.TOKEN_BYTES :]
+        agreement.check_length(len(body))
 
     # What time and full batches ask.
 
@@ -306,16 +315,22 @@ class Shuffler:
             self._key_of.cache_clear()
 
     def _release(self, batch: BatchRow) -> None:
-        agreement = understand(wire.decode(Signed, batch.announcement).payload)
+        agreement = self._meaning(batch)
         key = self._key_of(batch.id)
+        if agreement.transport == Transport.sums and key is not None:
+            chunks = summing.released(self._store, batch.id, agreement, key)
+            if chunks is not None:
+                self._store.release(batch.id, chunks)
+                self._key_of.cache_clear()
+            return
         reports = list(self._store.reports(batch.id))
         if key is None or len(reports) != batch.users:
             raise StorageError(
                 f"Batch {batch.id.number} was sealed with {batch.users} reports, but {len(reports)} are stored; "
                 "it is damaged and is never released short. Begin another run with other users."
             )
-        opened = (self._opened(agreement, key, report, envelope)[1] for report, envelope in reports)
-        chunks = permuted(b"".join(opened))
+        opened = (mixing.opened(agreement, key, report, envelope)[1] for report, envelope in reports)
+        chunks = mixing.permuted(b"".join(opened))
         faults.reached("permute")
         self._store.release(batch.id, chunks)
         self._key_of.cache_clear()
@@ -325,6 +340,9 @@ class Shuffler:
     def unfinished(self) -> list[BatchStatus]:
         """Batches that are open or sealed."""
         return [self._status(batch) for batch in self._store.unfinished()]
+
+    def _meaning(self, batch: BatchRow) -> Agreement:
+        return understand(wire.decode(Signed, batch.announcement).payload)
 
     def _load_key(self, id: BatchId) -> X25519PrivateKey | None:
         raw = self._store.key(id)
@@ -360,10 +378,3 @@ _WHY_NOT = {
     Reason.replayed: "A report of this token was accepted in this run before; a user takes part once.",
     Reason.late: "The batch is full or over; this report was not stored and will not be counted.",
 }
-
-
-def permuted(tags: bytes) -> list[bytes]:
-    """The sealed tags of a batch in a uniformly random order, in chunks."""
-    rows: NDArray[np.uint8] = np.frombuffer(tags, dtype=np.uint8).reshape(-1, wire.SEALED_TAG_BYTES)
-    mixed = rows[randomness.permutation(len(rows))]
-    return [mixed[first : first + wire.CHUNK_TAGS].tobytes() for first in range(0, len(mixed), wire.CHUNK_TAGS)]

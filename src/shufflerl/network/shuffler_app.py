@@ -62,6 +62,8 @@ class ShufflerServer:
             Route("/v1/tasks/{task}/status", self._status),
             Route("/v1/tasks/{task}/reports", self._reports, methods=["POST"]),
             Route("/v1/announcements", self._announce, methods=["POST"]),
+            Route("/v1/seeds", self._seeds, methods=["POST"]),
+            Route("/v1/exclusions", self._exclude, methods=["POST"]),
             Route("/v1/releases", self._release, methods=["POST"]),
             Route("/v1/scrubs", self._scrub, methods=["POST"]),
             Route("/healthz", self._healthy),
@@ -141,6 +143,15 @@ class ShufflerServer:
     async def _announce(self, request: Request) -> Response:
         status = await self._alone(self._shuffler.announce, await _signed(request))
         http.event("announced", batch=status.batch, attempt=status.attempt, users=status.users, state=status.state)
+        return http.as_json(status)
+
+    async def _seeds(self, request: Request) -> Response:
+        seeds = await self._alone(self._shuffler.seeds, await _signed(request))
+        return Response(seeds, media_type="application/octet-stream")
+
+    async def _exclude(self, request: Request) -> Response:
+        status = await self._alone(self._shuffler.exclude, await _signed(request))
+        self._wake.set()
         return http.as_json(status)
 
     async def _release(self, request: Request) -> Response:

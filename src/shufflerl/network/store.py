@@ -81,8 +81,22 @@ class Store(ABC):
         """The frozen membership of a sealed batch: ids and envelopes."""
 
     @abstractmethod
+    def keep(self, id: BatchId, name: str, value: bytes) -> bytes:
+        """Store a partial result of a sealed batch; the first under a name stands, and is returned.
+
+        Partial results go with the reports: they are deleted when the batch is released.
+        """
+
+    @abstractmethod
+    def kept(self, id: BatchId, name: str) -> bytes | None:
+        """The partial result of that name."""
+
+    @abstractmethod
     def release(self, id: BatchId, chunks: Sequence[bytes]) -> None:
-        """Store the release of a sealed batch and delete its reports and key, in one step. Later ones are ignored."""
+        """Store the release of a sealed batch and delete reports, partial results and key, in one step.
+
+        Later ones are ignored.
+        """
 
     @abstractmethod
     def chunk(self, id: BatchId, number: int) -> bytes | None:
@@ -120,6 +134,8 @@ _TABLES = [
         PRIMARY KEY (task, id))""",
     # Without row numbers: those would keep the order of arrival, and with it who sent which report of a batch.
     "CREATE TABLE spent (task BLOB, id BLOB, PRIMARY KEY (task, id)) WITHOUT ROWID",
+    """CREATE TABLE parts (task BLOB, number INTEGER, attempt INTEGER, name TEXT, value BLOB NOT NULL,
+        PRIMARY KEY (task, number, attempt, name))""",
     """CREATE TABLE releases (task BLOB, number INTEGER, attempt INTEGER, chunk INTEGER, tags BLOB NOT NULL,
         PRIMARY KEY (task, number, attempt, chunk))""",
 ]
@@ -132,7 +148,7 @@ class SQLiteStore(Store):
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._db = database.connect(path, "shufflerl shuffler 1", _TABLES)
+        self._db = database.connect(path, "shufflerl shuffler 2", _TABLES)
 
     def create(self, row: BatchRow, key: bytes) -> BatchRow:
         """See `Store`."""
@@ -207,6 +223,22 @@ class SQLiteStore(Store):
         """See `Store`."""
         yield from self._db.execute(f"SELECT id, envelope FROM reports WHERE {_THIS}", _args(id))
 
+    def keep(self, id: BatchId, name: str, value: bytes) -> bytes:
+        """See `Store`."""
+        with self._stored():
+            batch = self._known(id)
+            if batch.state != State.sealed:
+                raise ContractError(f"Batch {id.number} is {batch.state}; only a sealed batch has partial results.")
+            if (there := self.kept(id, name)) is not None:
+                return there
+            self._db.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?)", (*_args(id), name, value))
+        return value
+
+    def kept(self, id: BatchId, name: str) -> bytes | None:
+        """See `Store`."""
+        row = self._db.execute(f"SELECT value FROM parts WHERE {_THIS} AND name = ?", (*_args(id), name)).fetchone()
+        return None if row is None else bytes(row[0])
+
     def release(self, id: BatchId, chunks: Sequence[bytes]) -> None:
         """See `Store`."""
         with self._stored():
@@ -280,7 +312,7 @@ class SQLiteStore(Store):
         self._db.execute(f"UPDATE batches SET {names} WHERE {_THIS}", (*values.values(), *_args(id)))
 
     def _forget(self, id: BatchId) -> None:
-        for table in ("reports", "keys"):
+        for table in ("reports", "parts", "keys"):
             self._db.execute(f"DELETE FROM {table} WHERE {_THIS}", _args(id))
 
     @contextlib.contextmanager

@@ -26,6 +26,13 @@ TAG_BYTES = 4
 SEALED_TAG_BYTES = 32 + TAG_BYTES + 16
 #: Sealed tags per chunk of a release.
 CHUNK_TAGS = 16_384
+#: What a masked vector's stream is made from: a key of AES-128 and the first block of its counter.
+SEED_BYTES = 16 + 16
+#: A sealed seed: HPKE's encapsulated key (32), the seed, and the authentication code (16).
+SEALED_SEED_BYTES = 32 + SEED_BYTES + 16
+#: Sealed seeds per chunk, and bytes of a sum per chunk of its release.
+CHUNK_SEEDS = 8_192
+CHUNK_BYTES = 851_968
 #: No batch, attempt or count is larger: 2^53 survives every JSON reader.
 LARGEST = 2**53 - 1
 
@@ -52,12 +59,20 @@ class Signed(Message, frozen=True, kw_only=True):
     signature: Signature
 
 
+class Transport(StrEnum):
+    """How reports travel: every tag sealed by itself, or all counted in one masked vector; see docs/transports.md."""
+
+    tags = "tags"
+    sums = "sums"
+
+
 class Announcement(Message, frozen=True, kw_only=True):
     """A batch the coordinator asks for; signed by it, relayed by the shuffler, checked by every node.
 
     `noise_mean` is the mean of all `users`' noise tags on one counter together, each adds 1/users of it. `policies` are
     actions[m, h, x] as little-endian 16-bit numbers, `support` the possible transitions[h, x, a, x'] as packed bits.
-    `tag_key` is the coordinator's HPKE key for this batch. `attempt` grows when the shuffler had to abort the batch.
+    `tag_key` is the coordinator's HPKE key for this batch. `attempt` grows when the batch came to nothing and is asked
+    again. Of masked vectors up to `excludable` may be left out of the sum, and their noise with them.
     """
 
     task: TaskId
@@ -74,6 +89,8 @@ class Announcement(Message, frozen=True, kw_only=True):
     weights: list[float]
     noise_mean: float
     tag_key: Key
+    transport: Transport
+    excludable: Number
 
 
 class Opening(Message, frozen=True, kw_only=True):
@@ -91,7 +108,7 @@ class OpenBatch(Message, frozen=True, kw_only=True):
 
 
 class Report(Message, frozen=True, kw_only=True):
-    """One user's report: its id and an envelope sealed to the shuffler, with a token and the sealed tags inside."""
+    """One user's report: its id and an envelope sealed to the shuffler, with a token and what its transport sends."""
 
     report_id: ReportId
     envelope: bytes
@@ -106,20 +123,33 @@ class Upload(Message, frozen=True, kw_only=True):
 
 
 class Action(StrEnum):
-    """What the coordinator may ask of a released batch."""
+    """What the coordinator may ask of a batch: the sealed seeds of a sealed one; a released one, or its deletion."""
 
+    seeds = "seeds"
     collect = "collect"
     scrub = "scrub"
 
 
 class Command(Message, frozen=True, kw_only=True):
-    """The coordinator's request about a released batch; signed by it."""
+    """The coordinator's request about a full batch; signed by it."""
 
     task: TaskId
     batch: Number
     attempt: Number
     action: Action
     chunk: Number = 0
+
+
+class Exclusion(Message, frozen=True, kw_only=True):
+    """Which seeds, by their place in the order they were handed over in, cannot be opened; signed by the coordinator.
+
+    Said once for a batch, also if there are none: the shuffler sums the reports that are left.
+    """
+
+    task: TaskId
+    batch: Number
+    attempt: Number
+    positions: list[Number]
 
 
 class State(StrEnum):

@@ -79,10 +79,15 @@ class Protocol:
 
 def randomize(protocol: Protocol, trajectory: Trajectories) -> IntArray:
     """The randomizer: one user's tags, true and noise, in increasing order so that the order tells nothing."""
+    return np.sort(draw(protocol, trajectory))
+
+
+def draw(protocol: Protocol, trajectory: Trajectories) -> IntArray:
+    """The randomizer's tags in an order that does tell, for whoever only counts them and sends the counts."""
     if len(trajectory) != 1:
         raise InvalidInputError(f"The randomizer was given {len(trajectory)} trajectories; expected one user's.")
     true = protocol.query.tags(trajectory)[0]
-    return np.sort(np.concatenate([true, _noise_tags(protocol)]))
+    return np.concatenate([true, _noise_tags(protocol)])
 
 
 def _noise_tags(protocol: Protocol) -> IntArray:
@@ -103,19 +108,10 @@ def shuffle(reports: Iterable[IntArray]) -> IntArray:
 
 
 def analyze(protocol: Protocol, tags: ArrayLike, reports: int) -> FloatArray:
-    """The analyzer: unbiased counts from the tags of `reports` users: count, subtract the expected noise.
-
-    Fewer reports than the noise was sized for are refused, as their counts would carry too little of it.
-    """
+    """The analyzer: unbiased counts from the tags of `reports` users: count, subtract the expected noise."""
     given = np.asarray(tags)
     if given.shape == (0,):
         given = np.empty(0, dtype=np.int64)
-    checks.whole("reports", reports, least=1)
-    if not protocol.fewest_reports <= reports <= protocol.users:
-        raise InvalidInputError(
-            f"reports is {reports}; expected at least {protocol.fewest_reports}, or the noise would fall short of what "
-            f"it was sized for, and at most the {protocol.users} users of the batch."
-        )
     if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
         raise InvalidInputError(
             f"The tags have shape {given.shape} and type {given.dtype}; expected a row of integers."
@@ -125,5 +121,18 @@ def analyze(protocol: Protocol, tags: ArrayLike, reports: int) -> FloatArray:
             f"A tag lies in [{given.min()}, {given.max()}] but outside [0, {protocol.query.size - 1}]; "
             "discard reports with such tags before counting."
         )
-    counts = np.bincount(given, minlength=protocol.query.size)
+    return unbiased(protocol, np.bincount(given, minlength=protocol.query.size), reports)
+
+
+def unbiased(protocol: Protocol, counts: IntArray, reports: int) -> FloatArray:
+    """The second half of the analyzer: the tags of `reports` users, counted, less the expected noise.
+
+    Fewer reports than the noise was sized for are refused, as their counts would carry too little of it.
+    """
+    checks.whole("reports", reports, least=1)
+    if not protocol.fewest_reports <= reports <= protocol.users:
+        raise InvalidInputError(
+            f"reports is {reports}; expected at least {protocol.fewest_reports}, or the noise would fall short of what "
+            f"it was sized for, and at most the {protocol.users} users of the batch."
+        )
     return counts.astype(np.float64) - reports * float(protocol.rate)

@@ -18,12 +18,15 @@ from shufflerl.checks import BoolArray, IntArray
 
 def uniform(bound: int, size: int) -> IntArray:
     """Independent uniform whole numbers in [0, bound)."""
-    limit = (1 << 64) - (1 << 64) % bound  # largest multiple of bound: beyond it the remainder would be biased
-    kept = np.empty(0, dtype=np.uint64)
+    # Random bytes are what takes time here: as few as leave hardly any key to be drawn again.
+    key = np.dtype(np.uint32 if bound <= 1 << 24 else np.uint64)
+    keys = 1 << 8 * key.itemsize
+    limit = keys - keys % bound  # largest multiple of bound: beyond it the remainder would be biased
+    kept = np.empty(0, dtype=key)
     while len(kept) < size:
-        drawn = np.frombuffer(os.urandom(8 * (size - len(kept))), dtype=np.uint64)
-        kept = np.concatenate([kept, drawn if limit == 1 << 64 else drawn[drawn < np.uint64(limit)]])
-    return (kept % np.uint64(bound)).astype(np.int64)
+        drawn = np.frombuffer(os.urandom(key.itemsize * (size - len(kept))), dtype=key)
+        kept = np.concatenate([kept, drawn if limit == keys else drawn[drawn < key.type(limit)]])
+    return (kept % key.type(bound)).astype(np.int64)
 
 
 def permutation(size: int) -> IntArray:
@@ -38,12 +41,12 @@ def permutation(size: int) -> IntArray:
 def bernoulli(probability: Fraction, size: int) -> BoolArray:
     """Independent events, each of exactly this probability.
 
-    Compare 32 random bits with the first 32 of the probability; only where all agree do further bits decide.
+    Compare 16 random bits with the first 16 of the probability; only where all agree do further bits decide.
     """
-    first, rest = divmod(probability.numerator << 32, probability.denominator)
-    if first >> 32:  # probability one
+    first, rest = divmod(probability.numerator << 16, probability.denominator)
+    if first >> 16:  # probability one
         return np.ones(size, dtype=np.bool_)
-    drawn = np.frombuffer(os.urandom(4 * size), dtype=np.uint32)
+    drawn = np.frombuffer(os.urandom(2 * size), dtype=np.uint16)
     happens = drawn < first
     for tie in (drawn == first).nonzero()[0]:
         happens[tie] = secrets.randbelow(probability.denominator) < rest

@@ -1,0 +1,83 @@
+"""What all agree on about masked vectors: that sums cannot wrap, how random they look, and what exclusion costs."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from shufflerl.errors import InvalidInputError
+from shufflerl.network import masking, wire
+from shufflerl.network.agreement import UnacceptableError, noise_for, understand
+from shufflerl.network.shuffler import Limits
+from shufflerl.network.wire import ProblemError, Reason, Transport
+from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
+from tests.network_world import QUERY, World, meaning_of, terms
+
+NEEDED = calibrate(Budget(1.0, 1e-5), QUERY.changed_counters).mean
+
+
+@pytest.mark.parametrize(("users", "noise"), [(1, 1e-9), (1000, 300.0), (30_000, 900.0), (10**9, 1e8)])
+def test_a_sum_cannot_wrap_nor_an_honest_one_be_refused(users: int, noise: float) -> None:
+    counters = 1_000_000
+    most = masking.most_count(users, noise, counters)
+    assert counters * stats.poisson.sf(most - users, noise) < np.exp(-35)
+    assert 2 * most < 2 ** (8 * masking.word_bytes(users, noise, counters))
+    assert masking.word_bytes(users, noise, counters) == (2 if users < 32_000 else 4)
+
+
+def test_what_makes_no_sense_as_sums_is_refused() -> None:
+    world = World(transport=Transport.sums)
+    for changes in ({"users": 2**31}, {"excludable": 3}, {"transport": Transport.tags, "excludable": 1}):
+        with pytest.raises(ProblemError) as refused:
+            understand(wire.encode(msgspec.structs.replace(world.announcement(), **changes)))
+        assert refused.value.reason == Reason.malformed
+    with pytest.raises(InvalidInputError, match="expected 32"):
+        masking.mask(b"short", 5, 2)
+    long = World(transport=Transport.sums, limits=Limits(min_batch_size=1, most_messages=2))
+    with pytest.raises(ProblemError, match="most_messages"):
+        long.announce()
+    with pytest.raises(UnacceptableError, match="most_messages"):
+        terms(most_messages=2).check(meaning_of(world, noise_mean=2 * NEEDED))
+
+
+# What exclusion costs.
+
+
+def test_a_node_does_not_rely_on_noise_that_may_be_excluded() -> None:
+    """Of n users' noise that of the honest, less all that may be excluded, must do: (gamma n - e) / n of it."""
+    world = World(users=100, transport=Transport.sums, excludable=20)
+    meaning = meaning_of(world, noise_mean=NEEDED * 1.01 / 0.7)
+    assert terms(honest_fraction=0.9).honest_noise(meaning).mean == pytest.approx(NEEDED * 1.01, rel=1e-12)
+    terms(honest_fraction=0.9).check(meaning)
+    with pytest.raises(UnacceptableError, match="20 excluded"):
+        terms(honest_fraction=0.89).check(meaning)
+    for excludable in (90, 99):
+        world.excludable = excludable
+        with pytest.raises(UnacceptableError, match="none need be left"):
+            terms(honest_fraction=0.9).check(meaning_of(world, noise_mean=1e6))
+
+
+@given(users=st.integers(2, 10**6), data=st.data(), fraction=st.floats(0.05, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
+    users: int, data: st.DataObject, fraction: float
+) -> None:
+    excludable = data.draw(st.integers(0, max(0, int(0.9 * fraction * users) - 1)))
+    noise = noise_for(Budget(1.0, 1e-5), QUERY, fraction, excludable / users)
+    world = World(users=users, transport=Transport.sums, excludable=excludable)
+    meaning = meaning_of(world, noise_mean=noise.mean)
+    terms(honest_fraction=fraction).check(meaning)
+    # Without the excluded and the dishonest, what is left certifies the budget; a hundredth less would not.
+    left = terms(honest_fraction=fraction).honest_noise(meaning)
+    assert privacy_loss(left, QUERY.changed_counters).delta(1.0) <= 1e-5
+    assert left.mean == pytest.approx(NEEDED, rel=1e-9)
+    assert meaning.protocol.fewest_reports == users - excludable
+
+
+def test_nobody_can_be_excluded_to_the_last() -> None:
+    with pytest.raises(InvalidInputError, match="Let fewer be excluded"):
+        noise_for(Budget(1.0, 1e-5), QUERY, 0.5, 0.5)
