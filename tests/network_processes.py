@@ -74,9 +74,11 @@ class Processes:
             "coordinator": (str(self.folder / "run.toml"), "--shuffler", self.at("shuffler")),
         }[name]
         extra = self._shuffler_options if name == "shuffler" else ()
-        self.roles[name] = Role(
-            name, self.folder, *arguments, *common, *extra, environment={"SHUFFLERL_CRASH_AT": crash_at}
-        )
+        role = Role(name, self.folder, *arguments, *common, *extra, environment={"SHUFFLERL_CRASH_AT": crash_at})
+        return self._started(name, role, crash_at)
+
+    def _started(self, name: str, role: Role, crash_at: str) -> dict[str, Any]:
+        self.roles[name] = role
         try:
             return self.roles[name].heard()
         except LostWorkersError:

@@ -324,15 +324,16 @@ class Follower:
 
     async def _follow(self) -> None:
         while True:
-            self._delivery = asyncio.ensure_future(self._broker.deliver(self))
+            self._delivery = asyncio.ensure_future(self._one_delivery())
             try:
                 await asyncio.wait([self._delivery])
-                if not self._delivery.cancelled():
-                    with contextlib.suppress(NatsError, OSError, TimeoutError, StorageError):
-                        self._delivery.result()
             finally:
                 self._delivery.cancel()
             await asyncio.sleep(0.05)
+
+    async def _one_delivery(self) -> None:
+        with contextlib.suppress(NatsError, OSError, TimeoutError, StorageError):
+            await self._broker.deliver(self)
 
     def saw(self, sequence: int, left: int) -> None:
         """Note how far the stream was seen, and how much more of it there was then."""

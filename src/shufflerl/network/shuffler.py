@@ -84,6 +84,7 @@ class Shuffler:
         self._limits = limits
         self._clock = clock
         self._unerased = True
+        self._unfinished: set[BatchId] = set()
         self._key_of = functools.lru_cache(maxsize=8)(self._load_key)
 
     # What the coordinator asks.
@@ -251,7 +252,11 @@ class Shuffler:
             if self._unerased:
                 self._store.erase()
                 self._unerased = False
-            for batch in self._store.unfinished():
+            unfinished = self._store.unfinished()
+            if {batch.id for batch in unfinished} != self._unfinished:
+                self._unfinished = {batch.id for batch in unfinished}
+                self._key_of.cache_clear()
+            for batch in unfinished:
                 if batch.state == State.sealed:
                     self._unerased = True
                     self._release(batch)
@@ -275,16 +280,17 @@ class Shuffler:
     def _release(self, batch: BatchRow) -> None:
         agreement = understand(wire.decode(Signed, batch.announcement).payload)
         key = self._key_of(batch.id)
-        reports = list(self._store.reports(batch.id))
-        if key is None or len(reports) != batch.users:
-            raise StorageError(
-                f"Batch {batch.id.number} was sealed with {batch.users} reports, but {len(reports)} are stored; "
-                "it is damaged and is never released short. Begin another run with other users."
-            )
-        opened = (mixing.opened(agreement, key, report, envelope)[1] for report, envelope in reports)
-        chunks = mixing.permuted(b"".join(opened))
-        faults.reached("permute")
-        self._store.release(batch.id, chunks)
+        try:
+            if key is None:
+                raise StorageError(f"The key of sealed batch {batch.id.number} is missing; begin another run.")
+            chunks = mixing.mixed(self._store, batch, agreement, key)
+            faults.reached("permute")
+            self._store.release(batch.id, chunks)
+        except (ContractError, StorageError):
+            now = self._store.get(batch.id)
+            if now is None or now.state == State.sealed:
+                raise
+            # Another process with the same store has released it meanwhile.
         self._key_of.cache_clear()
 
     # Looking up.
