@@ -74,11 +74,13 @@ class Processes:
             "coordinator": (str(self.folder / "run.toml"), "--shuffler", self.at("shuffler")),
         }[name]
         extra = self._shuffler_options if name == "shuffler" else ()
-        role = Role(name, self.folder, *arguments, *common, *extra, environment={"SHUFFLERL_CRASH_AT": crash_at})
-        return self._started(name, role, crash_at)
+        self.roles[name] = Role(
+            name, self.folder, *arguments, *common, *extra, environment={"SHUFFLERL_CRASH_AT": crash_at}
+        )
+        return self.heard(name, crash_at)
 
-    def _started(self, name: str, role: Role, crash_at: str) -> dict[str, Any]:
-        self.roles[name] = role
+    def heard(self, name: str, crash_at: str = "") -> dict[str, Any]:
+        """What a process says when it listens."""
         try:
             return self.roles[name].heard()
         except LostWorkersError:

@@ -37,7 +37,7 @@ HEARTBEAT = 1.0
 #: Bytes of a message that are left for its headers.
 HEADROOM = 72 * 1024
 _PIECES = "Shufflerl-Pieces"
-_WRONG_SEQUENCE = 10071
+_WRONG_SEQUENCE, _NO_STREAM = 10071, 10059
 
 Result = TypeVar("Result")
 Headers = dict[str, str]
@@ -142,11 +142,12 @@ class Broker:
         while True:
             try:
                 return await action()
-            except NotFoundError:
-                raise
             except (NatsError, OSError, TimeoutError) as reason:
-                if isinstance(reason, APIError) and reason.err_code == _WRONG_SEQUENCE:
+                code = reason.err_code if isinstance(reason, APIError) else None
+                if code == _WRONG_SEQUENCE:
                     raise ConflictError from None
+                if isinstance(reason, NotFoundError) and code != _NO_STREAM:  # a new stream is not known everywhere yet
+                    raise
                 if over():
                     raise GoneError("The batch is over, and what was stored of it is deleted.") from None
                 if self._loop.time() > deadline:
@@ -170,8 +171,12 @@ class Broker:
 
     async def drop(self, stream: str) -> None:
         """Delete a stream, its files and the log of its replicas; one that is gone is gone."""
-        with contextlib.suppress(NotFoundError):
-            await self.insist(lambda: self._jetstream.delete_stream(stream))
+
+        async def delete() -> None:
+            with contextlib.suppress(NotFoundError):
+                await self._jetstream.delete_stream(stream)
+
+        await self.insist(delete)
 
     async def streams(self, prefix: str) -> dict[str, float]:
         """All streams whose name begins so, and when they were made."""
@@ -230,8 +235,9 @@ class Broker:
 
         async def read() -> RawStreamMsg:
             if sequence is not None:
-                with contextlib.suppress(NotFoundError):  # this replica may be behind: ask the leader
+                with contextlib.suppress(NotFoundError):
                     return await self._jetstream.get_msg(stream, sequence, direct=True)
+                # This replica may be behind: the leader is not.
             return await self._jetstream.get_msg(stream, sequence, subject)
 
         try:

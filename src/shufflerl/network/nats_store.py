@@ -121,7 +121,14 @@ class NatsStore(Store):
 
     def key(self, id: BatchId) -> bytes | None:
         """See `Store`."""
-        return self._broker.run(self._value(id, "key"))
+        return self._broker.run(self._key(id))
+
+    async def _key(self, id: BatchId) -> bytes | None:
+        key = await self._value(id, "key")
+        row = await self._rows.find(id)
+        if key is None and row is not None and not row.over:  # None would say that the batch takes no reports any more
+            raise StorageError(f"The key of batch {id.number} is missing from the message broker.")
+        return key
 
     async def _value(self, id: BatchId, name: str) -> bytes | None:
         """What is stored with the reports of a batch."""
