@@ -8,7 +8,7 @@ import secrets
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +66,9 @@ def ingest() -> list[Figure]:
             *("--coordinator-key", str(coordinator.public)),
         )
         try:
-            port, before = shuffler.heard()["port"], _core_time(shuffler.process.pid)
+            port, before = shuffler.heard()["port"], core_time(shuffler.process.pid)
             rate, delay = asyncio.run(_load(port, coordinator, folder))
-            core = _core_time(shuffler.process.pid) - before
+            core = core_time(shuffler.process.pid) - before
         finally:
             shuffler.stop()
         alone = _one_commit_each(folder)
@@ -80,7 +80,7 @@ def ingest() -> list[Figure]:
     ]
 
 
-def _core_time(process: int) -> float:
+def core_time(process: int) -> float:
     """Seconds that a process has computed; unlike its speed, they do not depend on what else the machine is doing."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -92,30 +92,31 @@ def _core_time(process: int) -> float:
 async def _load(port: int, coordinator: SigningKey, folder: Path) -> tuple[float, float]:
     _, _, said = announced(REPORTS)
     task = said.task.hex()
-    await _ask(port, "POST", "/v1/announcements", wire.encode(coordinator.sign(said)))
-    batch = wire.decode(OpenBatch, await _ask(port, "GET", f"/v1/tasks/{task}/batch"))
+    await ask(port, "POST", "/v1/announcements", wire.encode(coordinator.sign(said)))
+    batch = wire.decode(OpenBatch, await ask(port, "GET", f"/v1/tasks/{task}/batch"))
     opening = wire.decode(Opening, batch.opening.payload)
     checked = Checked(understand(batch.announcement.payload), opening.envelope_key)
     enrolment = Enrolment.load(folder / "shuffler" / "enrolment.key")
-    bodies = iter([_upload(checked, enrolment.mint()) for _ in range(REPORTS)])
+    bodies = iter([make_upload(checked, enrolment.mint()) for _ in range(REPORTS)])
     delays: list[float] = []
-
-    async def client() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for body in bodies:
-            sent = time.perf_counter()
-            writer.write(_request("POST", f"/v1/tasks/{task}/reports", body))
-            (outcome,) = wire.decode(Outcomes, await _answer(reader)).outcomes
-            delays.append(time.perf_counter() - sent)
-            assert outcome.verdict == Verdict.accepted
-        writer.close()
-
     began = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
+    await asyncio.gather(*(send(port, task, bodies, delays) for _ in range(CONNECTIONS)))
     return REPORTS / (time.perf_counter() - began), 1e3 * float(np.quantile(delays, 0.99))
 
 
-def _upload(checked: Checked, token: bytes) -> bytes:
+async def send(port: int, task: str, bodies: Iterator[bytes], delays: list[float]) -> None:
+    """Send uploads over one connection, one after the other."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for body in bodies:
+        sent = time.perf_counter()
+        writer.write(_request("POST", f"/v1/tasks/{task}/reports", body))
+        (outcome,) = wire.decode(Outcomes, await _answer(reader)).outcomes
+        delays.append(time.perf_counter() - sent)
+        assert outcome.verdict == Verdict.accepted
+    writer.close()
+
+
+def make_upload(checked: Checked, token: bytes) -> bytes:
     """A report of 2 KB. Its tags are random bytes: the shuffler cannot tell, and sealing them is not what is timed."""
     report_id = crypto.report_id(checked.agreement.announcement.task, token)
     tags = secrets.token_bytes(REPORT_BYTES // wire.SEALED_TAG_BYTES * wire.SEALED_TAG_BYTES)
@@ -135,7 +136,7 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(length)
 
 
-async def _ask(port: int, method: str, path: str, body: bytes = b"") -> bytes:
+async def ask(port: int, method: str, path: str, body: bytes = b"") -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(_request(method, path, body))
     answer = await _answer(reader)

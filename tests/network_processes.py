@@ -80,6 +80,10 @@ class Processes:
         self.roles[name] = Role(
             name, self.folder, *arguments, *common, *extra, environment={"SHUFFLERL_CRASH_AT": crash_at}
         )
+        return self.heard(name, crash_at)
+
+    def heard(self, name: str, crash_at: str = "") -> dict[str, Any]:
+        """What a process says when it listens."""
         try:
             return self.roles[name].heard()
         except LostWorkersError:

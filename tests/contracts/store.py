@@ -61,6 +61,20 @@ class StoreContract(ABC):
         assert store.add(ID, [more]) == [Reason.late]
         assert sorted(store.reports(ID)) == sorted(REPORTS)
 
+    def test_slices_are_the_same_for_all_who_ask(self) -> None:
+        store = self.make()
+        reports = [(os.urandom(16), os.urandom(20)) for _ in range(12)]
+        store.create(replace(ROW, users=12), KEY)
+        for start, end in ((0, 5), (5, 6), (4, 12)):
+            store.add(ID, reports[start:end])
+        whole = list(store.reports(ID))
+        assert sorted(whole) == sorted(reports)
+        store = self.reopen(store)
+        for first in range(13):
+            for most in range(13):
+                assert list(store.reports(ID, first, most)) == whole[first : first + most]
+        assert list(store.reports(ID, 7)) == whole[7:]
+
     def test_what_was_added_survives_a_crash(self, store: Store) -> None:
         store.add(ID, REPORTS[:2])
         store = self.reopen(store)
@@ -105,7 +119,7 @@ class StoreContract(ABC):
         with pytest.raises(ContractError, match="only a sealed batch"):
             store.release(ID, [b"too early"])
         store.add(ID, REPORTS)
-        store.release(ID, [b"first", b"second"])
+        store.release(ID, iter([b"first", b"second"]))
         store = self.reopen(store)
         store.release(ID, [b"another"])
         assert [store.chunk(ID, number) for number in range(3)] == [b"first", b"second", None]

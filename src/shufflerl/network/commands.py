@@ -62,6 +62,9 @@ def shuffler(
     most_messages: Annotated[int | None, typer.Option(help="Most messages in a report.")] = None,
     timeout_seconds: Annotated[float | None, typer.Option(help="Time a batch has to fill.")] = None,
     when_late: Annotated[Overdue | None, typer.Option(help="What becomes of one that does not.")] = None,
+    store: Annotated[str | None, typer.Option(help="NATS servers; else a file in the folder.", metavar="URLS")] = None,
+    store_credentials: Annotated[str | None, typer.Option(help="Of its user there.", metavar="FILE")] = None,
+    store_authority: Annotated[str | None, typer.Option(help="Signed their certificates.", metavar="FILE")] = None,
 ) -> None:
     """Run a shuffler: takes sealed reports, hands over whole batches in random order."""
     flags = {key: value for key, value in locals().items() if key != "file"}

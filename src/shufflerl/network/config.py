@@ -43,6 +43,9 @@ class ShufflerConfig(Config, frozen=True):
     most_messages: int = 100_000
     timeout_seconds: float = 3600.0
     when_late: Literal["extend", "abort"] = "extend"
+    store: str | None = None
+    store_credentials: str | None = None
+    store_authority: str | None = None
 
     @property
     def limits(self) -> Limits:

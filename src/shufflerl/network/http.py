@@ -136,14 +136,19 @@ class _Patient(HttpToolsProtocol):
             self._asking = None
 
 
-def serve(app: Starlette, host: str, port: int, ready: Callable[[int], None]) -> None:
-    """Serve until told to stop (SIGTERM or Ctrl-C), then finish what is under way; `ready` is told the port."""
+def log_to_standard_error() -> None:
+    """Log as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     log.setLevel(logging.INFO)
+
+
+def serve(app: Starlette, host: str, port: int, ready: Callable[[int], None]) -> None:
+    """Serve until told to stop (SIGTERM or Ctrl-C), then finish what is under way; `ready` is told the port."""
+    log_to_standard_error()
     server(app, host, port, ready).run()
 
 

@@ -10,12 +10,13 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shufflerl.errors import ShuffleRLError, StateMismatchError
+from shufflerl.errors import MissingExtraError, ShuffleRLError, StateMismatchError
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address
 from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey, write_secret
 
 if TYPE_CHECKING:
     from shufflerl.network.fleet import Fleet
+    from shufflerl.network.store import Store
 
 
 def say(**fields: Any) -> None:
@@ -36,11 +37,11 @@ def run_shuffler(config: ShufflerConfig) -> None:
     from shufflerl.network import http
     from shufflerl.network.shuffler import Shuffler
     from shufflerl.network.shuffler_app import ShufflerServer
-    from shufflerl.network.store import SQLiteStore
 
+    http.log_to_standard_error()
     folder = own_folder(config.folder, "coordinator")
     identity = SigningKey.load(folder / "identity.pem")
-    store = SQLiteStore(folder / "shuffler.db")
+    store = _shuffler_store(config, folder)
     shuffler = Shuffler(
         store,
         identity,
@@ -51,6 +52,25 @@ def run_shuffler(config: ShufflerConfig) -> None:
     app = ShufflerServer(shuffler, store).app
     key = str(identity.public)
     http.serve(app, *address(config.listen), lambda port: say(role="shuffler", port=port, key=key))
+
+
+def _shuffler_store(config: ShufflerConfig, folder: Path) -> Store:
+    if config.store is None:
+        from shufflerl.network.store import SQLiteStore
+
+        return SQLiteStore(folder / "shuffler.db")
+    if (folder / "shuffler.db").exists():
+        raise StateMismatchError(
+            f"{folder} has a shuffler.db, whose spent tokens the servers in `store` do not know; use another folder "
+            "with its own enrolment.key, or no `store`."
+        )
+    try:
+        from shufflerl.network.nats_store import NatsStore
+    except ImportError:
+        raise MissingExtraError("NATS is not installed; install it with: pip install 'shufflerl[nats]'") from None
+    files = (config.store_credentials, config.store_authority)
+    credentials, authority = (None if path is None else Path(path) for path in files)
+    return NatsStore(config.store, credentials=credentials, authority=authority)
 
 
 def run_coordinator(config: CoordinatorConfig) -> None:

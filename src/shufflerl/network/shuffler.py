@@ -90,6 +90,7 @@ class Shuffler:
         self._limits = limits
         self._clock = clock
         self._unerased = True
+        self._unfinished: set[BatchId] = set()
         self._key_of = functools.lru_cache(maxsize=8)(self._load_key)
 
     @property
@@ -290,14 +291,18 @@ class Shuffler:
             if self._unerased:
                 self._store.erase()
                 self._unerased = False
-            for batch in self._store.unfinished():
+            unfinished = self._store.unfinished()
+            if {batch.id for batch in unfinished} != self._unfinished:
+                self._unfinished = {batch.id for batch in unfinished}
+                self._key_of.cache_clear()
+            for batch in unfinished:
                 if batch.state == State.sealed:
                     sealed = self._sealed.setdefault(batch.id, self._clock())
                     self._unerased = True
-                    self._release(batch)
+                    if self._release(batch):
+                        self.release_seconds.append(self._clock() - sealed)
+                        del self._sealed[batch.id]
                     self._unerased = False
-                    self.release_seconds.append(self._clock() - sealed)
-                    del self._sealed[batch.id]
                 elif self._clock() >= batch.deadline:
                     self._overdue(batch)
             self._unreleased = None
@@ -314,26 +319,26 @@ class Shuffler:
             self._unerased = False
             self._key_of.cache_clear()
 
-    def _release(self, batch: BatchRow) -> None:
+    def _release(self, batch: BatchRow) -> bool:
+        """Bring a sealed batch on, by a transport of its own; says if it is released."""
         agreement = self._meaning(batch)
+        bring_on = summing.released if agreement.transport == Transport.sums else mixing.mixed
         key = self._key_of(batch.id)
-        if agreement.transport == Transport.sums and key is not None:
-            chunks = summing.released(self._store, batch.id, agreement, key)
-            if chunks is not None:
-                self._store.release(batch.id, chunks)
-                self._key_of.cache_clear()
-            return
-        reports = list(self._store.reports(batch.id))
-        if key is None or len(reports) != batch.users:
-            raise StorageError(
-                f"Batch {batch.id.number} was sealed with {batch.users} reports, but {len(reports)} are stored; "
-                "it is damaged and is never released short. Begin another run with other users."
-            )
-        opened = (mixing.opened(agreement, key, report, envelope)[1] for report, envelope in reports)
-        chunks = mixing.permuted(b"".join(opened))
-        faults.reached("permute")
-        self._store.release(batch.id, chunks)
+        try:
+            if key is None:
+                raise StorageError(f"The key of sealed batch {batch.id.number} is missing; begin another run.")
+            chunks = bring_on(self._store, batch, agreement, key)
+            if chunks is None:
+                return False
+            faults.reached("permute")
+            self._store.release(batch.id, chunks)
+        except (ContractError, StorageError):
+            now = self._store.get(batch.id)
+            if now is None or now.state == State.sealed:
+                raise
+            # Another process with the same store has released it meanwhile.
         self._key_of.cache_clear()
+        return True
 
     # Looking up.
 

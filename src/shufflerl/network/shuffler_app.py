@@ -27,6 +27,8 @@ from shufflerl.network.wire import Outcome, Outcomes, ProblemError, Reason, Repo
 
 #: Uploads that may wait for the disk; more are sent away to try again.
 MOST_QUEUED = 20_000
+#: Bytes of them.
+MOST_QUEUED_BYTES = 256 * 2**20
 #: Seconds between looks at the clock.
 TICK = 1.0
 #: Bytes of an announcement or command.
@@ -45,6 +47,7 @@ class ShufflerServer:
         self._most_body = most_body
         self._owner = ThreadPoolExecutor(1, "shuffler")
         self._uploads = GroupCommit(self._commit)
+        self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._started = time.time()
         self._watching = Watching("shuffler.html", self._look)
@@ -115,15 +118,24 @@ class ShufflerServer:
         return http.as_json(await self._alone(self._shuffler.status, _task(request)))
 
     async def _reports(self, request: Request) -> Response:
-        if self._uploads.queued >= MOST_QUEUED:
-            raise ProblemError(Reason.busy, "Too many uploads wait for the disk; send the same bytes again later.")
+        self._check_queue(0)
         try:
             task = _task(request)
-            upload = wire.decode(Upload, await http.read_body(request, self._most_body))
+            body = await http.read_body(request, self._most_body)
+            upload = wire.decode(Upload, body)
         except ProblemError as problem:
             self._shuffler.refused[problem.reason] += 1
             raise
-        return http.message(Outcomes(outcomes=await self._uploads.submit((task, upload))))
+        self._check_queue(len(body))
+        self._queued_bytes += len(body)
+        try:
+            return http.message(Outcomes(outcomes=await self._uploads.submit((task, upload))))
+        finally:
+            self._queued_bytes -= len(body)
+
+    def _check_queue(self, more: int) -> None:
+        if self._uploads.queued >= MOST_QUEUED or self._queued_bytes + more > MOST_QUEUED_BYTES:
+            raise ProblemError(Reason.busy, "Too many uploads wait for the disk; send the same bytes again later.")
 
     async def _commit(self, group: list[tuple[bytes, Upload]]) -> list[list[Outcome]]:
         with self._commit_seconds.time():

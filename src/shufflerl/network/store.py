@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +77,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def reports(self, id: BatchId) -> Iterator[tuple[bytes, bytes]]:
-        """The frozen membership of a sealed batch: ids and envelopes."""
+    def reports(self, id: BatchId, first: int = 0, most: int | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """The frozen membership of a sealed batch: ids and envelopes, all or a slice of them.
+
+        Always in the same order, so that slices are the same for all who ask.
+        """
 
     @abstractmethod
     def keep(self, id: BatchId, name: str, value: bytes) -> bytes:
@@ -92,7 +95,7 @@ class Store(ABC):
         """The partial result of that name."""
 
     @abstractmethod
-    def release(self, id: BatchId, chunks: Sequence[bytes]) -> None:
+    def release(self, id: BatchId, chunks: Iterable[bytes]) -> None:
         """Store the release of a sealed batch and delete reports, partial results and key, in one step.
 
         Later ones are ignored.
@@ -219,9 +222,11 @@ class SQLiteStore(Store):
         ).fetchone()
         return Reason.duplicate if kept is not None and kept[0] == envelope else Reason.replayed
 
-    def reports(self, id: BatchId) -> Iterator[tuple[bytes, bytes]]:
+    def reports(self, id: BatchId, first: int = 0, most: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         """See `Store`."""
-        yield from self._db.execute(f"SELECT id, envelope FROM reports WHERE {_THIS}", _args(id))
+        slice = f"{_THIS} ORDER BY rowid LIMIT ? OFFSET ?"
+        limit = -1 if most is None else most
+        yield from self._db.execute(f"SELECT id, envelope FROM reports WHERE {slice}", (*_args(id), limit, first))
 
     def keep(self, id: BatchId, name: str, value: bytes) -> bytes:
         """See `Store`."""
@@ -239,7 +244,7 @@ class SQLiteStore(Store):
         row = self._db.execute(f"SELECT value FROM parts WHERE {_THIS} AND name = ?", (*_args(id), name)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def release(self, id: BatchId, chunks: Sequence[bytes]) -> None:
+    def release(self, id: BatchId, chunks: Iterable[bytes]) -> None:
         """See `Store`."""
         with self._stored():
             batch = self._known(id)
@@ -247,12 +252,11 @@ class SQLiteStore(Store):
                 return
             if batch.state != State.sealed:
                 raise ContractError(f"Batch {id.number} is {batch.state}; only a sealed batch is released.")
-            self._db.executemany(
-                "INSERT INTO releases VALUES (?, ?, ?, ?, ?)",
-                [(*_args(id), number, tags) for number, tags in enumerate(chunks)],
-            )
+            count = 0
+            for count, tags in enumerate(chunks, 1):
+                self._db.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?)", (*_args(id), count - 1, tags))
             self._forget(id)
-            self._update(id, state=State.released, chunks=len(chunks))
+            self._update(id, state=State.released, chunks=count)
             faults.reached("release")
         faults.reached("released")
         self.erase()

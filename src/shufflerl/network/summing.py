@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from shufflerl.errors import StorageError
 from shufflerl.network import faults, masking, mixing, wire
 from shufflerl.network.agreement import Agreement
-from shufflerl.network.store import BatchId, Store
+from shufflerl.network.store import BatchId, BatchRow, Store
 from shufflerl.network.wire import ProblemError, Reason
 
 #: Reports per slice whose sum is kept: a crash costs the work of one slice.
@@ -35,12 +35,13 @@ _ID = wire.REPORT_ID_BYTES
 _ROW = _ID + wire.SEALED_SEED_BYTES
 
 
-def released(store: Store, id: BatchId, agreement: Agreement, key: X25519PrivateKey) -> list[bytes] | None:
+def released(store: Store, batch: BatchRow, agreement: Agreement, key: X25519PrivateKey) -> list[bytes] | None:
     """Bring a sealed batch on; the chunks of its release, or None while the coordinator has yet to say what to exclude.
 
     No chunks where it would exclude more than was announced: what the others' noise is worth was computed without
     those, and nothing is summed.
     """
+    id = batch.id
     _offer(store, id, agreement, key)
     kept = store.kept(id, "exclusion")
     if kept is None:

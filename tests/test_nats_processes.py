@@ -1,0 +1,71 @@
+"""Many processes over three servers, killed with -9 in the middle of batches: nothing is lost, nothing is doubled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shufflerl.network import faults
+from tests.nats_cluster import MISSING, Cluster, server_binary
+from tests.nats_processes import FrontEnds, Rounds, front_ends
+from tests.network_processes import Crowd, until
+from tests.test_network_processes import finish, ledger_of
+
+pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("nats"))
+    yield cluster
+    cluster.stop()
+
+
+def test_killed_in_the_middle_of_batches(tmp_path: Path, cluster: Cluster) -> None:
+    """A server, a front end and a worker in turn; the bench has more rounds, each with a victim drawn at random."""
+    with front_ends(tmp_path, cluster) as system:
+        system.start_all()
+        rounds = Rounds(system)
+
+        def kill_a_server() -> None:
+            cluster.kill(1)
+            cluster.start(1)
+
+        def kill(*names: str) -> None:
+            for name in names:
+                system.kill(name)
+                system.begin(name)
+
+        rounds.play(30, kill_a_server)
+        cluster.wait()
+        rounds.play(30, lambda: kill("front-0"))
+        system.heard("front-0")
+        rounds.play(30, lambda: kill("worker-0", "front-1"))
+
+
+def _died(system: FrontEnds, crowd: Crowd) -> str | None:
+    crowd.step()
+    return next((name for name in system.fronts if system.died(name)), None)
+
+
+def test_killed_at_every_labelled_point(tmp_path: Path, cluster: Cluster) -> None:
+    """A run of the real coordinator; whichever front end comes to a label dies there, the next has another label."""
+    labels = list(faults.SHUFFLER_LABELS)
+    random.Random(4).shuffle(labels)
+    with front_ends(tmp_path, cluster, workers=0, episodes=200) as system:
+        for name in system.fronts:
+            system.start(name, labels.pop())
+        crowd = Crowd(system, bytes.fromhex(system.start("coordinator")["task"]))
+        dead = 0
+        while dead < len(faults.SHUFFLER_LABELS):
+            name = until(lambda: _died(system, crowd))
+            dead += 1
+            system.start(name, labels.pop() if labels else "")
+        finish(system, crowd)
+        batches = len(system.ask("/v1/batches")["batches"])
+        for name in system.fronts:
+            assert system.client.get(f"{system.at(name)}/readyz").status_code == 200
+    assert ledger_of(system) == [f"batch {number}" for number in range(batches)]
