@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import batch, network, optimistic, privacy, sdp_pe, startup, ucbvi, values
+from bench import batch, network, optimistic, poisoning, privacy, sdp_pe, startup, ucbvi, values
 from bench.measure import Figure, SkippedError
 
 #: Every benchmark: a function that returns figures, or raises SkippedError.
@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "sdp-pe": sdp_pe.run,
     "optimistic": optimistic.run,
     "network": network.run,
+    "poisoning": poisoning.run,
 }
 
 RESULTS = Path("out/bench.json")
