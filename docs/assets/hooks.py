@@ -73,6 +73,6 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
     def inlined(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.dest_uri), match[2]))
-        return Path(config.docs_dir, path).read_text()
+        return f'<div class="fig-scroll">{Path(config.docs_dir, path).read_text()}</div>'
 
     return _PICTURE.sub(inlined, html)
