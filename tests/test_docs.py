@@ -121,3 +121,15 @@ def test_the_table_of_extras_names_them_all() -> None:
     table = (DOCS / "install.md").read_text()
     assert "network" in extras
     assert [extra for extra in extras if f"| `{extra}` |" not in table] == []
+
+
+def test_the_evidence_of_every_correction_exists() -> None:
+    sections = re.split(r"^### (?=\d)", (DOCS / "corrections.md").read_text(), flags=re.MULTILINE)[1:]
+    assert [int(section.split(".")[0]) for section in sections] == list(range(1, 12))
+    for section in sections:
+        linked = re.findall(r"\(\.\./(tests/\w+\.py)\)", section)
+        named = re.findall(r"`(test_\w+)`", section)
+        assert linked
+        assert named
+        tests = "".join((ROOT / path).read_text() for path in linked)
+        assert [name for name in named if f"def {name}(" not in tests] == []
