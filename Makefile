@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install chromium run demo test test-ray bench clean
+.PHONY: install chromium run demo test test-ray bench docs clean
 
 install: .venv/.installed
 
@@ -35,6 +35,11 @@ test-ray: install
 	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --editable '.[dev,ray]'
 	$(BIN)/pytest -k ray tests/test_sweep.py tests/test_reproduce.py
 
+# The site needs nothing from outside: open site/index.html, or serve the folder.
+docs: install
+	$(BIN)/mkdocs build --strict --quiet --site-dir site
+	@echo 'The documentation is in site/: python3 -m http.server --directory site'
+
 bench: install
 	@$(MAKE) --no-print-directory .peer-venv/.installed || echo 'The peer cannot be installed here; its benchmarks will be skipped.'
 	$(BIN)/python -m bench
@@ -47,4 +52,4 @@ bench: install
 	touch $@
 
 clean:
-	rm -rf .venv .peer-venv out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .peer-venv out site dist .mypy_cache .ruff_cache .pytest_cache

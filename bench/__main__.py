@@ -19,7 +19,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import batch, dashboard, nats, network, optimistic, privacy, sdp_pe, startup, transports, ucbvi, values
+from bench import (
+    batch,
+    dashboard,
+    nats,
+    network,
+    optimistic,
+    poisoning,
+    privacy,
+    sdp_pe,
+    startup,
+    transports,
+    ucbvi,
+    values,
+)
 from bench.measure import Figure, SkippedError
 
 #: Every benchmark: a function that returns figures, or raises SkippedError.
@@ -35,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "dashboard": dashboard.run,
     "transports": transports.run,
     "nats": nats.run,
+    "poisoning": poisoning.run,
 }
 
 RESULTS = Path("out/bench.json")
