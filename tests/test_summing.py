@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -307,14 +308,17 @@ def test_a_report_is_as_long_and_as_random_whatever_it_says() -> None:
 
 
 def test_the_order_of_seeds_says_nothing_of_who_sent_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four users each one's seed lands on each place equally often, whenever it came; level 1e-7."""
+    """Of four users each one's seed lands on each place equally often; level 1e-7.
+
+    Users come in order of their ids: whether a store has its reports by time or by id, they are handed out in order.
+    """
     pretend_to_seal(monkeypatch)
     runs, users = 250, 4
     places = np.zeros((users, users))
     world = World(users=users, transport=Transport.sums)
     for number in range(runs):
         world.announce(number)
-        reports = [world.report() for _ in range(users)]
+        reports = sorted((world.report() for _ in range(users)), key=lambda report: report.report_id)
         world.upload(*reports, number=number)
         assert world.shuffler.advance()
         sealed = [report.envelope[64 : 64 + wire.SEALED_SEED_BYTES] for report in reports]
@@ -402,3 +406,24 @@ def test_the_shufflers_files_hold_nothing_after_the_release(tmp_path: Path, monk
     world.scrub()
     assert left_of([total], tmp_path) == []
     world.store.close()
+
+
+def test_vectors_are_added_one_at_a_time() -> None:
+    """Of 40 vectors no more than a few are in memory at once, whether seeds are offered or the sum is made."""
+    states, users = 300, 40
+    world = World(users=users, transport=Transport.sums, store=SQLiteStore(None))
+    world.announce(states=states, policies=np.zeros((1, 2, states), dtype="<u2").tobytes())
+    checked = world.checked()
+    counters = checked.agreement.protocol.query.size
+    for user in range(users):
+        world.upload(seal_report(checked, [user], world.enrolment.mint()))
+    tracemalloc.start()
+    try:
+        assert world.shuffler.advance()
+        world.exclude()
+        assert world.shuffler.advance()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert world.shuffler.status(world.task).state == State.released
+    assert peak < users / 3 * counters * 2
