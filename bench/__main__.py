@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import batch, network, optimistic, privacy, sdp_pe, startup, transports, ucbvi, values
+from bench import batch, network, optimistic, privacy, projection, sdp_pe, startup, transports, ucbvi, values
 from bench.measure import Figure, SkippedError
 
 #: Every benchmark: a function that returns figures, or raises SkippedError.
@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "optimistic": optimistic.run,
     "network": network.run,
     "transports": transports.run,
+    "projection": projection.run,
 }
 
 RESULTS = Path("out/bench.json")
