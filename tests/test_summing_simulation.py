@@ -80,7 +80,7 @@ def test_one_order_one_exclusion_one_sum(schedule: list[tuple[str, Any]]) -> Non
         patch.setattr(wire, "CHUNK_SEEDS", 3)
         trial = Trial()
         patch.setattr(faults, "reached", trial.reached)
-        ending = [("restart", None), ("advance", None), ("exclude", []), ("advance", None)]
+        ending: list[tuple[str, Any]] = [("restart", None), ("advance", None), ("exclude", []), ("advance", None)]
         for what, argument in [*schedule, *ending]:
             trial.happens(what, argument)
         (order,), (said,), (total,) = trial.orders, trial.exclusions, trial.sums
