@@ -1,4 +1,4 @@
-"""What each party sees of masked vectors: the shuffler random bytes, the coordinator seeds in random order and a sum."""
+"""What each party sees of masked vectors: the shuffler random bytes, the coordinator seeds and one sum."""
 
 from __future__ import annotations
 
