@@ -27,6 +27,7 @@ from bench import (
     optimistic,
     poisoning,
     privacy,
+    projection,
     sdp_pe,
     startup,
     transports,
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "transports": transports.run,
     "nats": nats.run,
     "poisoning": poisoning.run,
+    "projection": projection.run,
 }
 
 RESULTS = Path("out/bench.json")

@@ -127,13 +127,14 @@ def predicted() -> list[Figure]:
         for transport, formula in ((Transport.tags, costs.of_tags), (Transport.sums, costs.of_sums)):
             what = f"{transport}, {protocol.query.size:,} counters, n={users:,}"
             ours, theirs = measured[transport], formula(protocol)
-            rows.append(_alike(f"bytes of a report, {what}", "kB", ours.bytes / 1e3, theirs.bytes / 1e3))
-            rows.append(_alike(f"core time of a report, {what}", "ms", 1e3 * ours.core, 1e3 * theirs.core))
+            rows.append(alike(f"bytes of a report, {what}", "kB", ours.bytes / 1e3, theirs.bytes / 1e3))
+            rows.append(alike(f"core time of a report, {what}", "ms", 1e3 * ours.core, 1e3 * theirs.core))
         ratio = measured[Transport.tags].seconds / measured[Transport.sums].seconds
         formula_ratio = costs.of_tags(protocol).seconds / costs.of_sums(protocol).seconds
-        rows.append(_alike(f"cost of tags over cost of sums, n={users:,}", "times", ratio, formula_ratio))
+        rows.append(alike(f"cost of tags over cost of sums, n={users:,}", "times", ratio, formula_ratio))
     return rows
 
 
-def _alike(what: str, unit: str, ours: float, formula: float) -> Figure:
+def alike(what: str, unit: str, ours: float, formula: float) -> Figure:
+    """What was found must be near what the formula says."""
     return Figure(what, unit, ours, formula, "formula", "ratio from 0.5 to 2", 0.5 <= ours / formula <= 2)

@@ -12,10 +12,11 @@ from scipy import stats
 from shufflerl.errors import InvalidInputError
 from shufflerl.network import masking, wire
 from shufflerl.network.agreement import UnacceptableError, noise_for, understand
+from shufflerl.network.reporting import randomize_episode
 from shufflerl.network.shuffler import Limits
 from shufflerl.network.wire import ProblemError, Reason, Transport
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
-from tests.network_world import QUERY, World, meaning_of, terms
+from tests.network_world import EPISODE, QUERY, World, meaning_of, terms
 
 NEEDED = calibrate(Budget(1.0, 1e-5), QUERY.changed_counters).mean
 
@@ -81,3 +82,11 @@ def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
 def test_nobody_can_be_excluded_to_the_last() -> None:
     with pytest.raises(InvalidInputError, match="Let fewer be excluded"):
         noise_for(Budget(1.0, 1e-5), QUERY, 0.5, 0.5)
+
+
+def test_tags_that_are_sealed_one_by_one_come_in_an_order_that_tells_nothing() -> None:
+    """Drawn, the true ones come first; only where all are counted may they be left so."""
+    for transport in Transport:
+        meaning = meaning_of(World(transport=transport), noise_mean=300.0)
+        tags = [randomize_episode(meaning, EPISODE).tolist() for _ in range(5)]
+        assert all(one == sorted(one) for one in tags) == (transport == Transport.tags)

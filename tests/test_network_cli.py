@@ -184,3 +184,15 @@ def test_tokens_are_not_written_over_others(tmp_path: Path, call: Call) -> None:
     out = str(tmp_path / "tokens.txt")
     assert call("tokens", str(tmp_path / "role"), out)[0] == 0
     assert "cannot be written" in str(call("tokens", str(tmp_path / "role"), out)[0])
+
+
+def test_transports_are_compared(call: Call) -> None:
+    large = ("--epsilon", "1", "--horizon", "10", "--states", "100", "--actions", "10")
+    few, many = (json.loads(call("transport", *large, "--users", users, "--json")[1]) for users in ("1000", "1000000"))
+    assert (few["cheaper"], many["cheaper"]) == ("sums", "tags")
+    assert 1000 < few["tags_cheaper_from_users"] == many["tags_cheaper_from_users"] <= 1_000_000
+    code, text = call("transport", *large)
+    assert code == 0
+    assert f"Tags are from {few['tags_cheaper_from_users']:,} users on" in text
+    assert "bound what one user can falsify" in text
+    assert "masked sums end at 2^31" in str(call("transport", "--epsilon", "1", "--users", str(2**31))[0])

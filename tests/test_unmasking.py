@@ -255,6 +255,9 @@ def test_a_shuffler_that_hands_over_other_than_was_agreed_is_refused(system: Sys
     system.exclude()
     with pytest.raises(ContractError, match="expected 48"):
         system.coordinator.absorb([b"".join(system.release())[:-2]])
+    system.coordinator._db.execute("UPDATE batches SET seeds = NULL, excluded = NULL")
+    with pytest.raises(ContractError, match="old backup"):
+        system.coordinator.absorb(system.release())
 
 
 def test_workers_unmask_as_one_process_does() -> None:

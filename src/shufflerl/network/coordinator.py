@@ -304,6 +304,8 @@ class Coordinator:
         """The counts in a masked sum; one that is impossible is asked again, of other users."""
         counters, size = meaning.protocol.query.size, meaning.word_bytes
         (seeds,) = self._db.execute("SELECT seeds FROM batches WHERE number = ?", (number,)).fetchone()
+        if seeds is None:
+            raise ContractError(f"Batch {number} was summed, but its seeds are not here. Was an old backup restored?")
         each = [seeds[start : start + wire.SEED_BYTES] for start in range(0, len(seeds), wire.SEED_BYTES)]
         sent = b"".join(chunks)
         if len(sent) != counters * size:

@@ -110,6 +110,7 @@ class Shuffler:
             self._check_order(said, last)
             self._check_limits(agreement)
             if last is not None and last.state == State.released and last.id.number == said.batch:
+                self._unerased = True  # as in `scrub`
                 self._store.scrub(last.id)  # announced again, so it was of no use
             key = crypto.new_box_key()
             opening = Opening(announcement=agreement.digest, envelope_key=key.public_key().public_bytes_raw())
@@ -180,7 +181,10 @@ class Shuffler:
         if self._meaning(batch).transport != Transport.sums:
             raise ProblemError(Reason.conflict, f"Batch {said.batch} is of tags, of which none is excluded.")
         if batch.state in (State.open, State.sealed):  # later it is known to have been said
-            summing.exclude(self._store, batch.id, batch.users, said.positions)
+            try:
+                summing.exclude(self._store, batch.id, batch.users, said.positions)
+            except ContractError as reason:  # released just now, by another process
+                raise ProblemError(Reason.conflict, str(reason)) from None
         return self._status(self._found(batch.id))
 
     def collect(self, signed: Signed) -> bytes:

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from shufflerl.errors import StorageError
+from shufflerl.errors import ContractError, StorageError
 from shufflerl.network import faults, masking, mixing, wire
 from shufflerl.network.agreement import Agreement
 from shufflerl.network.store import BatchId, BatchRow, Store
@@ -109,7 +109,8 @@ def _reports_at(store: Store, id: BatchId, positions: list[int]) -> set[bytes]:
     reports: set[bytes] = set()
     for chunk, some in itertools.groupby(positions, lambda position: position // wire.CHUNK_SEEDS):
         kept = store.kept(id, f"seeds {chunk}")
-        assert kept is not None
+        if kept is None:
+            raise ContractError(f"The seeds of batch {id.number} are gone; only a sealed batch has them.")
         starts = (_ROW * (position % wire.CHUNK_SEEDS) for position in some)
         reports.update(kept[start : start + _ID] for start in starts)
     return reports
