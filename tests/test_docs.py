@@ -21,7 +21,7 @@ FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "sour
 
 def test_the_site(tmp_path: Path) -> None:
     """One test, as building the site takes long."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     _fetches_nothing_from_outside(tmp_path)
