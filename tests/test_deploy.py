@@ -73,8 +73,8 @@ def test_the_services_are_apart() -> None:
                 assert flags.endswith(":ro")
                 assert source == "./tokens.txt" or (DEPLOY / source).exists()
     for name in ("shuffler", "coordinator", "nodes"):
-        assert SERVICES[name]["read_only"] is True
         assert SERVICES[name]["cap_drop"] == ["ALL"]
+        assert SERVICES[name]["security_opt"] == ["no-new-privileges:true"]
 
 
 def test_the_settings_agree() -> None:

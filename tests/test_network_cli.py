@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shufflerl.errors import InvalidInputError, MissingExtraError
-from shufflerl.network import commands, demo
+from shufflerl.network import check_installed, demo
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
 from shufflerl.network.crypto import Enrolment, SigningKey
 from tests.test_cli import Call, call
@@ -147,7 +147,7 @@ def test_status_and_policy(call: Call) -> None:
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(MissingExtraError, match=r"shufflerl\[network\]"):
-        commands._installed()
+        check_installed()
 
 
 def test_the_demonstration_is_told() -> None:

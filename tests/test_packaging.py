@@ -126,3 +126,9 @@ def _names_missing_extras(bare: Path, folder: Path) -> None:
             assert done.returncode == 1, command
             assert f"pip install 'shufflerl[{extra}" in done.stderr, f"{command}: {done.stderr}"
             assert "Traceback" not in done.stderr, command
+    for module, extra in (
+        ("shufflerl.network import Node", "network"),
+        ("shufflerl.envs.gym import register", "gymnasium"),
+    ):
+        done = _run(bare, folder, "python", "-c", f"from {module}")
+        assert done.stderr.splitlines()[-1].endswith(f"pip install 'shufflerl[{extra}]'")

@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shufflerl.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from shufflerl.network.agreement import Terms
     from shufflerl.network.node import Node
@@ -25,7 +27,22 @@ __all__ = ["Invitation", "Node", "Terms"]
 _HOME_OF = {"Invitation": "reporting", "Node": "node", "Terms": "agreement"}
 
 
+def check_installed() -> None:
+    """Say which extra is missing, if it is."""
+    try:
+        import cryptography.hazmat.primitives.hpke  # noqa: F401
+        import httpx2  # noqa: F401
+        import msgspec  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "The networked system is not installed; install it with: pip install 'shufflerl[network]'"
+        ) from None
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
+        check_installed()
         return getattr(import_module(f"shufflerl.network.{_HOME_OF[name]}"), name)
     raise AttributeError(f"module 'shufflerl.network' has no attribute {name!r}")

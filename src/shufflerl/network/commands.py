@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from shufflerl.errors import MissingExtraError, StorageError
+from shufflerl.errors import StorageError
+from shufflerl.network import check_installed as _installed
 
 File = Annotated[Path | None, typer.Argument(help="Settings as TOML; see docs/network.md.", metavar="[FILE]")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
@@ -38,19 +39,6 @@ class HowSent(StrEnum):
     auto = "auto"
     tags = "tags"
     sums = "sums"
-
-
-def _installed() -> None:
-    try:
-        import cryptography.hazmat.primitives.hpke  # noqa: F401
-        import httpx2  # noqa: F401
-        import msgspec  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError:
-        raise MissingExtraError(
-            "The networked system is not installed; install it with: pip install 'shufflerl[network]'"
-        ) from None
 
 
 def shuffler(
