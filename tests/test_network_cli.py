@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shufflerl.errors import InvalidInputError, MissingExtraError
-from shufflerl.network import commands, demo
+from shufflerl.errors import InvalidInputError, MissingExtraError, StateMismatchError
+from shufflerl.network import commands, demo, roles
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
 from shufflerl.network.crypto import Enrolment, SigningKey
 from tests.test_cli import Call, call
@@ -181,3 +181,21 @@ def test_tokens_are_not_written_over_others(tmp_path: Path, call: Call) -> None:
     out = str(tmp_path / "tokens.txt")
     assert call("tokens", str(tmp_path / "role"), out)[0] == 0
     assert "cannot be written" in str(call("tokens", str(tmp_path / "role"), out)[0])
+
+
+def test_a_shuffler_does_not_leave_its_file_for_servers(tmp_path: Path) -> None:
+    """They would not know which tokens are spent."""
+    (tmp_path / "shuffler.db").touch()
+    key = "0" * 64
+    config = ShufflerConfig(coordinator_key=key, folder=str(tmp_path), store="nats://127.0.0.1:1")
+    with pytest.raises(StateMismatchError, match="spent tokens"):
+        roles.run_shuffler(config)
+
+
+def test_a_store_without_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nats", None)
+    for name in ("broker", "nats_store", "nats_rows", "nats_log"):
+        monkeypatch.delitem(sys.modules, f"shufflerl.network.{name}", raising=False)
+    config = ShufflerConfig(coordinator_key="0" * 64, folder=str(tmp_path), store="nats://127.0.0.1:1")
+    with pytest.raises(MissingExtraError, match=r"shufflerl\[nats\]"):
+        roles.run_shuffler(config)
