@@ -193,9 +193,7 @@ def test_a_shuffler_does_not_leave_its_file_for_servers(tmp_path: Path) -> None:
 
 
 def test_a_store_without_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nats", None)
-    for name in ("broker", "nats_store", "nats_rows", "nats_log"):
-        monkeypatch.delitem(sys.modules, f"shufflerl.network.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "shufflerl.network.nats_store", None)
     config = ShufflerConfig(coordinator_key="0" * 64, folder=str(tmp_path), store="nats://127.0.0.1:1")
     with pytest.raises(MissingExtraError, match=r"shufflerl\[nats\]"):
         roles.run_shuffler(config)
