@@ -1,15 +1,17 @@
-"""The shuffler on a NATS cluster beside what it must reach: durable reports through two front ends."""
+"""The shuffler on a NATS cluster beside what it must reach: durable reports, and batches among kill -9."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
 from tests.nats_cluster import MISSING, Cluster, server_binary
+from tests.nats_processes import Rounds, front_ends
 
 from bench.measure import Figure, SkippedError
 from bench.network import announced, ask, core_time, make_upload, send
@@ -20,65 +22,112 @@ from shufflerl.network.demo import Role
 from shufflerl.network.reporting import Checked
 from shufflerl.network.wire import OpenBatch, Opening
 
-REPORTS, CONNECTIONS = 16_000, 64
+REPORTS, CONNECTIONS, REQUIRED, CORES = 16_000, 256, 4_000, 2
+ROUNDS, USERS = 20, 200
 
 
 def run() -> list[Figure]:
-    """Durable reports per second through two front ends and three servers, beside SQLite through one."""
+    """Durable reports through two front ends and three servers, beside SQLite through one; rounds of kill -9."""
     if server_binary() is None:
         raise SkippedError(MISSING)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "nats").mkdir()
+        for name in ("nats", "two", "one", "rounds"):
+            (folder / name).mkdir()
         cluster = Cluster(folder / "nats")
         try:
             servers = [process.pid for process in cluster.processes if process is not None]
             ours = Measured(folder / "two", 2, servers, "--store", cluster.url)
+            passed = rounds(folder / "rounds", cluster)
         finally:
             cluster.stop()
         peer = Measured(folder / "one", 1, [])
-    print(vars(ours), vars(peer), os.getloadavg())
-    return []
+    what = f"durable reports of 2 KB, two front ends, three servers, {CONNECTIONS} connections"
+    parts = ", ".join(f"{name} {1e6 * cost:.0f}" for name, cost in ours.core.items())
+    return [
+        Figure.at_least(1, what, "per s", ours.rate, REQUIRED, "required"),
+        Figure.at_least(
+            1, f"what {CORES} cores take by their time (µs: {parts})", "per s", ours.possible, REQUIRED, "required"
+        ),
+        Figure.at_least(0.5, what, "per s", ours.rate, peer.rate, "one front end on SQLite"),
+        Figure.at_least(1, "rounds of kill -9 with all acknowledged reports released once", "", passed, ROUNDS, "all"),
+    ]
 
 
 class Measured:
-    """Reports per second, and seconds of core time per report of front ends, servers and whoever sends."""
+    """Reports per second of one report each, and the core time that front ends, servers and senders take for one."""
 
     def __init__(self, folder: Path, fronts: int, servers: list[int], *store: str) -> None:
-        folder.mkdir()
         coordinator = SigningKey.load(folder / "coordinator.pem")
-        identity = folder / "keys"
-        SigningKey.load(identity / "identity.pem")
-        enrolment = Enrolment.load(identity / "enrolment.key")
+        SigningKey.load(folder / "keys" / "identity.pem")
+        enrolment = Enrolment.load(folder / "keys" / "enrolment.key")
         started: list[Role] = []
         try:
             for number in range(fronts):
                 place = folder / f"front-{number}"
-                shutil.copytree(identity, place)
+                shutil.copytree(folder / "keys", place)
                 keys = ("--coordinator-key", str(coordinator.public), "--min-batch-size", "1")
                 options = ("--folder", str(place), "--listen", "127.0.0.1:0", *keys, *store)
                 started.append(Role("shuffler", place, *options))
-            ports = [role.heard()["port"] for role in started]
-            processes = {"fronts": [role.process.pid for role in started], "servers": servers, "senders": [os.getpid()]}
-            asyncio.run(self._load(ports, coordinator, enrolment, processes))
+            self._ports = [role.heard()["port"] for role in started]
+            self._processes = {
+                "front ends": [role.process.pid for role in started],
+                "servers": servers,
+                "senders": [os.getpid()],
+            }
+            asyncio.run(self._load(coordinator, enrolment))
         finally:
             for role in started:
                 role.stop()
 
-    async def _load(
-        self, ports: list[int], coordinator: SigningKey, enrolment: Enrolment, processes: dict[str, list[int]]
-    ) -> None:
-        _, _, said = announced(REPORTS + 1)
+    @property
+    def possible(self) -> float:
+        """Reports per second if nothing else ran and nothing waited."""
+        return CORES / sum(self.core.values())
+
+    async def _load(self, coordinator: SigningKey, enrolment: Enrolment) -> None:
+        _, _, said = announced(REPORTS + 1)  # it does not fill: releasing it is not what is timed
         task = said.task.hex()
-        await ask(ports[0], "POST", "/v1/announcements", wire.encode(coordinator.sign(said)))
-        batch = wire.decode(OpenBatch, await ask(ports[-1], "GET", f"/v1/tasks/{task}/batch"))
+        await ask(self._ports[0], "POST", "/v1/announcements", wire.encode(coordinator.sign(said)))
+        batch = wire.decode(OpenBatch, await ask(self._ports[-1], "GET", f"/v1/tasks/{task}/batch"))
         opening = wire.decode(Opening, batch.opening.payload)
         checked = Checked(understand(batch.announcement.payload), opening.envelope_key)
         bodies = iter([make_upload(checked, enrolment.mint()) for _ in range(REPORTS)])
-        before = {name: sum(map(core_time, pids)) for name, pids in processes.items()}
+        before = self._core_times()
         began = time.perf_counter()
-        await asyncio.gather(*(send(ports[number % len(ports)], task, bodies, []) for number in range(CONNECTIONS)))
+        ports = [self._ports[number % len(self._ports)] for number in range(CONNECTIONS)]
+        await asyncio.gather(*(send(port, task, bodies, []) for port in ports))
         self.rate = REPORTS / (time.perf_counter() - began)
-        self.core = {
-            name: 1e6 * (sum(map(core_time, pids)) - before[name]) / REPORTS for name, pids in processes.items()
-        }
+        self.core = {name: (spent - before[name]) / REPORTS for name, spent in self._core_times().items()}
+
+    def _core_times(self) -> dict[str, float]:
+        return {name: sum(map(core_time, processes)) for name, processes in self._processes.items()}
+
+
+def rounds(folder: Path, cluster: Cluster) -> int:
+    """Batches in whose middle a server, a front end or a worker drawn at random is killed; how many came out right."""
+    with front_ends(folder, cluster) as system:
+        system.start_all()
+        batches = Rounds(system)
+        for number in range(ROUNDS):
+            victims: list[int | str] = [0, 1, 2, *system.all]
+            victim = random.choice(victims)
+
+            def kill(victim: int | str = victim) -> None:
+                time.sleep(0.1 * random.random())
+                if isinstance(victim, int):
+                    cluster.kill(victim)
+                    cluster.start(victim)
+                else:
+                    system.kill(victim)
+                    system.begin(victim)
+
+            try:
+                batches.play(USERS, kill)
+            except AssertionError as wrong:
+                print(f"round {number}, {victim} killed: {wrong}")
+                return number
+            cluster.wait()
+            if isinstance(victim, str):
+                system.heard(victim)
+    return ROUNDS

@@ -36,9 +36,9 @@ def free_ports(count: int) -> list[int]:
 class Cluster:
     """Three servers that come back with the same ports and files when they are started again."""
 
-    def __init__(self, folder: Path, *, more: str = "") -> None:
+    def __init__(self, folder: Path, *, storage: str = "") -> None:
         self.folder = folder
-        self._more = more
+        self._storage = storage
         ports = free_ports(9)
         self._clients, self._routes, self._monitors = ports[:3], ports[3:6], ports[6:]
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * 3
@@ -49,10 +49,6 @@ class Cluster:
     @property
     def url(self) -> str:
         return ",".join(f"nats://127.0.0.1:{port}" for port in self._clients)
-
-    def store(self, number: int) -> Path:
-        """Where a server keeps its streams."""
-        return self.folder / f"server-{number}"
 
     def start(self, number: int) -> None:
         """As examples/nats/server.conf says: an acknowledged write is on the disks of two servers."""
@@ -65,9 +61,8 @@ class Cluster:
 server_name: server-{number}
 listen: "127.0.0.1:{self._clients[number]}"
 http: "127.0.0.1:{self._monitors[number]}"
-jetstream {{ store_dir: "{self.store(number)}", sync_interval: always }}
+jetstream {{ store_dir: "{self.folder}/server-{number}", sync_interval: always{self._storage} }}
 cluster {{ name: shuffler, listen: "127.0.0.1:{self._routes[number]}", routes: [{routes}] }}
-{self._more}
 """
         )
         with (self.folder / f"server-{number}.log").open("ab") as log:
@@ -89,17 +84,6 @@ cluster {{ name: shuffler, listen: "127.0.0.1:{self._routes[number]}", routes: [
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         self.processes[number] = None
-
-    def pause(self, number: int) -> None:
-        """Stop a server without ending it."""
-        process = self.processes[number]
-        assert process is not None
-        os.kill(process.pid, signal.SIGSTOP)
-
-    def go_on(self, number: int) -> None:
-        process = self.processes[number]
-        assert process is not None
-        os.kill(process.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         for number, process in enumerate(self.processes):

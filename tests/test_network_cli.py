@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shufflerl.errors import InvalidInputError, MissingExtraError
-from shufflerl.network import check_installed, demo
+from shufflerl.errors import InvalidInputError, MissingExtraError, StateMismatchError
+from shufflerl.network import check_installed, demo, roles
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
 from shufflerl.network.crypto import Enrolment, SigningKey
 from tests.test_cli import Call, call
@@ -196,3 +196,19 @@ def test_transports_are_compared(call: Call) -> None:
     assert f"Tags are from {few['tags_cheaper_from_users']:,} users on" in text
     assert "bound what one user can falsify" in text
     assert "masked sums end at 2^31" in str(call("transport", "--epsilon", "1", "--users", str(2**31))[0])
+
+
+def test_a_shuffler_does_not_leave_its_file_for_servers(tmp_path: Path) -> None:
+    """They would not know which tokens are spent."""
+    (tmp_path / "shuffler.db").touch()
+    key = "0" * 64
+    config = ShufflerConfig(coordinator_key=key, folder=str(tmp_path), store="nats://127.0.0.1:1")
+    with pytest.raises(StateMismatchError, match="spent tokens"):
+        roles.run_shuffler(config)
+
+
+def test_a_store_without_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shufflerl.network.nats_store", None)
+    config = ShufflerConfig(coordinator_key="0" * 64, folder=str(tmp_path), store="nats://127.0.0.1:1")
+    with pytest.raises(MissingExtraError, match=r"shufflerl\[nats\]"):
+        roles.run_shuffler(config)

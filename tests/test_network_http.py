@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from shufflerl.network import http, openapi, wire
+from shufflerl.network import http, openapi, shuffler_app, wire
 from shufflerl.network.coordinator import Coordinator
 from shufflerl.network.coordinator_app import CoordinatorServer
 from shufflerl.network.reporting import seal_report
@@ -65,6 +65,30 @@ def problem_of(answer: httpx2.Response) -> tuple[int, str]:
 
 def upload_of(*reports: wire.Report) -> bytes:
     return wire.encode(Upload(batch=0, attempt=0, reports=list(reports)))
+
+
+def test_bytes_that_wait_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one upload waits for the disk, another that would be too much with it is sent away, and is not lost."""
+    first, second = world.marked_report(1), world.marked_report(2)
+    room = len(upload_of(first)) + len(upload_of(second)) - 1
+    monkeypatch.setattr(shuffler_app, "MOST_QUEUED_BYTES", room)
+    entered, leave = threading.Event(), threading.Event()
+    upload = world.shuffler.upload
+
+    def slow(*arguments: Any) -> Any:
+        entered.set()
+        leave.wait(30)
+        return upload(*arguments)
+
+    monkeypatch.setattr(world.shuffler, "upload", slow)
+    with TestClient(ShufflerServer(world.shuffler, world.store).app) as client, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.post, reports_path(world), content=upload_of(first))
+        assert entered.wait(30)
+        assert problem_of(client.post(reports_path(world), content=upload_of(second))) == (503, "busy")
+        leave.set()
+        assert waiting.result().status_code == 200
+        assert client.post(reports_path(world), content=upload_of(second)).status_code == 200
+    assert world.shuffler.accepted == 2
 
 
 def test_a_batch_over_http(world: World, client: TestClient) -> None:

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header, RawStreamMsg, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
@@ -66,7 +66,7 @@ class Broker:
     def __init__(self, servers: str, credentials: Path | None = None, authority: Path | None = None) -> None:
         """Connect to comma-separated servers, waiting for them; `authority` has signed their certificates."""
         self._options = _options(servers, credentials, authority)
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="broker", daemon=True)
         self._thread.start()
         self._client = Client()
@@ -89,13 +89,14 @@ class Broker:
         return task
 
     async def _connect(self) -> None:
+        """Connect, however long that takes; `StorageError` if the servers do not want us."""
         refused = asyncio.Event()
         told = False
 
         async def failed(reason: Exception) -> None:
             """What matters of later errors is told by the operations that meet them."""
             nonlocal told
-            if isinstance(reason, AuthorizationError):
+            if "authorization violation" in str(reason).lower():
                 refused.set()
             elif not told and not self._client.is_connected:
                 told = True
@@ -150,6 +151,8 @@ class Broker:
                     raise
                 if over():
                     raise GoneError("The batch is over, and what was stored of it is deleted.") from None
+                if self._client.is_closed:  # for good, by an error that the client does not know
+                    await self._connect()
                 if self._loop.time() > deadline:
                     raise StorageError(
                         f"The message broker does not answer ({_said(reason)}); are two of its three servers up? "
@@ -192,9 +195,9 @@ class Broker:
             if len(page) < 256:
                 return found
 
-    async def last(self, stream: str) -> int:
+    async def last(self, stream: str, over: Callable[[], bool] = lambda: False) -> int:
         """The number of the stream's last message, as its leader knows it."""
-        return int((await self.insist(lambda: self._jetstream.stream_info(stream))).state.last_seq)
+        return int((await self.insist(lambda: self._jetstream.stream_info(stream), over)).state.last_seq)
 
     async def put(
         self,
@@ -275,7 +278,6 @@ class Broker:
         try:
             config = ConsumerConfig(
                 deliver_subject=inbox,
-                filter_subject=follower.subject,
                 deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
                 opt_start_seq=follower.seen + 1,
                 ack_policy=AckPolicy.NONE,
@@ -286,8 +288,7 @@ class Broker:
                 mem_storage=True,
                 inactive_threshold=30,
             )
-            info = await self._jetstream.add_consumer(follower.stream, config)
-            follower.saw(follower.seen, info.num_pending or 0)
+            await self._jetstream.add_consumer(follower.stream, config)
             expected = 1
             while True:
                 message: Msg = await heard.next_msg(timeout=3 * HEARTBEAT)
@@ -302,27 +303,25 @@ class Broker:
                 await follower.apply(
                     Stored(facts.sequence.stream, message.headers or {}, message.data), message.subject
                 )
-                follower.saw(facts.sequence.stream, facts.num_pending)
+                follower.saw(facts.sequence.stream)
         finally:
             with contextlib.suppress(NatsError):
                 await heard.unsubscribe()
 
 
 class Follower:
-    """Sees every message of a subject in the stream's order, once, whatever servers do; from the broker's thread."""
+    """Sees every message of a stream in its order, once, whatever servers do; from the broker's thread."""
 
     def __init__(
         self,
         broker: Broker,
         stream: str,
-        subject: str,
         apply: Callable[[Stored, str], Awaitable[None]],
         *,
         headers_only: bool = False,
     ) -> None:
-        self.stream, self.subject, self.apply, self.headers_only = stream, subject, apply, headers_only
+        self.stream, self.apply, self.headers_only = stream, apply, headers_only
         self.seen = 0
-        self.ready = False
         self._broker = broker
         self._moved = asyncio.Event()
         self._delivery: asyncio.Task[None] | None = None
@@ -341,10 +340,9 @@ class Follower:
         with contextlib.suppress(NatsError, OSError, TimeoutError, StorageError):
             await self._broker.deliver(self)
 
-    def saw(self, sequence: int, left: int) -> None:
-        """Note how far the stream was seen, and how much more of it there was then."""
+    def saw(self, sequence: int) -> None:
+        """Note how far the stream was seen."""
         self.seen = sequence
-        self.ready = self.ready or left == 0
         self._moved.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -365,15 +363,25 @@ class Follower:
         self._task.cancel()
 
 
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # it is not to be had on every system
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 def _options(servers: str, credentials: Path | None, authority: Path | None) -> dict[str, Any]:
-    addresses = [one.strip() for one in servers.split(",")]
-    for one in addresses:
-        if not one.startswith(("nats://", "tls://")):
-            raise InvalidInputError(
-                "A server in `store` does not begin with nats:// or tls://; expected addresses such as "
-                "nats://a.example:4222,nats://b.example:4222."
-            )
-    options: dict[str, Any] = {"servers": addresses}
+    addresses = [urlsplit(one.strip()) for one in servers.split(",")]
+    if not all(one.scheme in ("nats", "tls") and one.hostname and _port(one) for one in addresses):
+        raise InvalidInputError(
+            "A server in `store` is not nats:// or tls:// with a name and a port; expected addresses such as "
+            "nats://a.example:4222,nats://b.example:4222."
+        )
+    options: dict[str, Any] = {"servers": [f"{one.scheme}://{one.netloc.rpartition('@')[2]}" for one in addresses]}
+    if addresses[0].username is not None:
+        options["user"] = unquote(addresses[0].username)
+        options["password"] = unquote(addresses[0].password or "")
     for name, path in (("store_credentials", credentials), ("store_authority", authority)):
         if path is not None and not path.is_file():
             raise InvalidInputError(f"{name} is {path}, which is not a file.")
@@ -382,6 +390,13 @@ def _options(servers: str, credentials: Path | None, authority: Path | None) -> 
     if authority is not None:
         options["tls"] = ssl.create_default_context(cafile=authority)
     return options
+
+
+def _port(address: SplitResult) -> int | None:
+    try:
+        return address.port
+    except ValueError:
+        return None
 
 
 def _said(reason: Exception) -> str:

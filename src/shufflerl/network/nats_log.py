@@ -40,13 +40,14 @@ class Log:
         self._broker, self._stream, self._over = broker, stream, over
         self._records: list[tuple[int, list[int]]] = []
         self._verdicts: dict[str, asyncio.Future[Verdicts]] = {}
-        self._follower = Follower(broker, stream, f"{stream}.log", self._apply, headers_only=True)
+        self._follower = Follower(broker, stream, self._apply, headers_only=True)
 
     async def begin(self) -> None:
         """Read the log to its end; it is followed from then on. `GoneError` if its batch is over."""
         try:
-            await self._follower.until(lambda: self._follower.ready or self._over())
-            if not self._follower.ready:
+            last = await self._broker.last(self._stream, self._over)
+            await self._follower.until(lambda: self._follower.seen >= last or self._over())
+            if self._follower.seen < last:
                 raise GoneError("The batch is over.")
         except StorageError:
             self.stop()
@@ -68,7 +69,9 @@ class Log:
             return Reason.duplicate if there == digest else Reason.replayed
         return Reason.late if self.closed or self.state == State.sealed else None
 
-    async def _apply(self, record: Stored, _: str) -> None:
+    async def _apply(self, record: Stored, subject: str) -> None:
+        if subject != f"{self._stream}.log":
+            return
         pairs = base64.b64decode(record.headers.get(_IDS, ""))
         verdicts: Verdicts = []
         taken = []

@@ -58,7 +58,7 @@ class Rows:
     async def begin(self) -> None:
         """Read what is stored, and follow it from then on."""
         await self._broker.make(self._stream, newest_only=True)
-        self._follower = Follower(self._broker, self._stream, f"{self._stream}.>", self._apply)
+        self._follower = Follower(self._broker, self._stream, self._apply)
         await self.refresh()
         self._begun = True
 

@@ -219,9 +219,12 @@ class NatsStore(Store):
 
     def release(self, id: BatchId, chunks: Iterable[bytes]) -> None:
         """See `Store`."""
-        if self._broker.run(self._rows.get(id)).state in (State.released, State.scrubbed):
-            return
-        self._broker.run(self._sealed(id, "is released"))
+        try:
+            self._broker.run(self._sealed(id, "is released"))
+        except ContractError:
+            if self._broker.run(self._rows.get(id)).state in (State.released, State.scrubbed):
+                return
+            raise
         stream, count = self._broker.run(self._new_stream()), 0
         for count, chunk in enumerate(chunks, 1):
             self._broker.run(self._broker.put(f"{stream}.{count - 1}", chunk))
