@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509 import NameOID
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from shufflerl.errors import InvalidInputError, StorageError
@@ -472,3 +474,43 @@ def counting(action: Callable[..., Any], calls: Counter[bytes]) -> Callable[...,
         return action(agreement, key, report, envelope)
 
     return counted
+
+
+def test_whoever_finishes_a_batch_deletes_it(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has done so when it returns: nobody else needs to hear of it."""
+    store = front()
+    monkeypatch.setattr(store._rows, "_finished", lambda *_: None)
+    store.create(ROW, KEY)
+    (reports,) = front.streams()
+    store.add(ID, REPORTS)
+    store.release(ID, [b"tags"])
+    (release,) = front.streams()
+    assert release != reports
+    store.scrub(ID)
+    assert not front.streams()
+    store.create(replace(ROW, id=replace(ID, number=1)), KEY)
+    store.abort(replace(ID, number=1))
+    assert not front.streams()
+
+
+def test_a_message_lost_on_the_way_is_asked_for_again(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front end that did not see a record would think that its ids are new, or that the batch is not full."""
+    store, other = front(), front()
+    store.create(ROW, KEY)
+    assert state_of(other) == State.open
+    next_message, lost = Subscription.next_msg, 1
+
+    async def losing(self: Subscription, timeout: float | None = 1.0) -> Msg:
+        nonlocal lost
+        message = await next_message(self, timeout)
+        if message.reply and lost and threading.current_thread() is other._broker._thread:
+            lost -= 1
+            return await losing(self, timeout)
+        return message
+
+    monkeypatch.setattr(Subscription, "next_msg", losing)
+    for report in REPORTS:
+        assert store.add(ID, [report]) == [None]
+    until(lambda: state_of(other) == State.sealed)
+    assert lost == 0
+    assert list(store.reports(ID)) == list(other.reports(ID)) == REPORTS
