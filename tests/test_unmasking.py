@@ -246,6 +246,16 @@ def test_seeds_and_keys_of_answered_batches_are_gone(system: System) -> None:
     assert not any(secret in everything for secret in (key, seeds[:32], seeds[-32:]))
 
 
+def test_seeds_and_keys_of_an_attempt_that_came_to_nothing_are_gone(system: System) -> None:
+    system.fill(shift(30_000))
+    system.exclude()
+    seeds, key = system.coordinator._db.execute("SELECT seeds, key FROM batches").fetchone()
+    with pytest.raises(SpoiltSumError):
+        system.coordinator.absorb(system.release())
+    everything = b"".join(path.read_bytes() for path in system.folder.iterdir())
+    assert not any(secret in everything for secret in (key, seeds[:32], seeds[-32:]))
+
+
 def test_a_shuffler_that_hands_over_other_than_was_agreed_is_refused(system: System) -> None:
     system.fill()
     number, attempt, _ = system.pending

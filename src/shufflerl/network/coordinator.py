@@ -213,6 +213,7 @@ class Coordinator:
             raise ContractError("No batch is waiting for an answer; there is nothing to announce again.")
         with database.transaction(self._db):
             self._announce(waiting, pending[1] + 1)
+        database.erase(self._db)
 
     @property
     def exclusion(self) -> Signed | None:
