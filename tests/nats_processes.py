@@ -77,8 +77,8 @@ class FrontEnds(Processes):
     like them, but nobody sends them anything: they only mix.
     """
 
-    def __init__(self, folder: Path, servers: str, *, fronts: int = 2, workers: int = 1, episodes: int = 60) -> None:
-        super().__init__(folder, episodes=episodes)
+    def __init__(self, folder: Path, servers: str, *, fronts: int = 2, workers: int = 1, **options: Any) -> None:
+        super().__init__(folder, **options)
         self.fronts = [f"front-{number}" for number in range(fronts)]
         self.all = [*self.fronts, *(f"worker-{number}" for number in range(workers))]
         self._servers = servers

@@ -62,6 +62,29 @@ def test_a_node_does_not_rely_on_noise_that_may_be_excluded() -> None:
             terms(honest_fraction=0.9).check(meaning_of(world, noise_mean=1e6))
 
 
+def test_who_may_be_excluded_does_not_count_as_crowd() -> None:
+    """With noise enough for one user alone a coordinator could else be given the sum of one user, or of a few."""
+    world = World(users=120, transport=Transport.sums, excludable=20, limits=Limits(min_batch_size=100))
+    terms(min_batch_size=100).check(meaning_of(world, noise_mean=2 * NEEDED))
+    assert world.announce(noise_mean=2 * NEEDED).users == 120
+    for excludable in (21, 119):
+        world = World(users=120, transport=Transport.sums, excludable=excludable, limits=Limits(min_batch_size=100))
+        with pytest.raises(UnacceptableError, match=f"120 users less {excludable} that may be excluded"):
+            terms(min_batch_size=100).check(meaning_of(world, noise_mean=200 * NEEDED))
+        with pytest.raises(ProblemError, match=f"120 users, of whom {excludable} may be excluded") as refused:
+            world.announce(noise_mean=200 * NEEDED)
+        assert refused.value.reason == Reason.below_minimum
+
+
+@pytest.mark.parametrize("transport", Transport)
+def test_noise_that_no_device_could_draw_is_refused(transport: Transport) -> None:
+    """A vector is equally long whatever is counted in it, so its length does not bound the noise to be drawn."""
+    world = World(users=100, transport=transport)
+    meaning_of(world, noise_mean=100 * 20e6 / 24)
+    with pytest.raises(ProblemError, match="would draw about 20,240,000 noise tags"):
+        meaning_of(world, noise_mean=100 * 20.24e6 / 24)
+
+
 @given(users=st.integers(2, 10**6), data=st.data(), fraction=st.floats(0.05, 1.0))
 @settings(max_examples=60, deadline=None)
 def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(

@@ -69,3 +69,22 @@ def test_killed_at_every_labelled_point(tmp_path: Path, cluster: Cluster) -> Non
         for name in system.fronts:
             assert system.client.get(f"{system.at(name)}/readyz").status_code == 200
     assert ledger_of(system) == [f"batch {number}" for number in range(batches)]
+
+
+def test_masked_sums_through_two_front_ends_that_die_between_seal_and_release(tmp_path: Path, cluster: Cluster) -> None:
+    """Seeds, exclusion and sum come from whichever is alive; what is counted is what was sent, once."""
+    labels = ["order", "seeds", "exclude", "sum"]
+    random.Random(5).shuffle(labels)
+    with front_ends(tmp_path, cluster, workers=0, episodes=24, transport="sums") as system:
+        for name in system.fronts:
+            system.start(name, labels.pop())
+        crowd = Crowd(system, bytes.fromhex(system.start("coordinator")["task"]))
+        for _ in range(4):
+            name = until(lambda: _died(system, crowd))
+            system.start(name, labels.pop() if labels else "")
+        finish(system, crowd)
+        batches = system.ask("/v1/batches")["batches"]
+        assert {batch["transport"] for batch in batches} == {"sums"}
+        for name in system.fronts:
+            assert system.client.get(f"{system.at(name)}/readyz").status_code == 200
+    assert ledger_of(system) == [f"batch {number}" for number in range(len(batches))]

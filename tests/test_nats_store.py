@@ -28,15 +28,17 @@ from nats.aio.subscription import Subscription
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from shufflerl.errors import InvalidInputError, StorageError
-from shufflerl.network import broker, mixing, nats_store
+from shufflerl.network import broker, mixing, nats_store, summing, wire
 from shufflerl.network.broker import Broker
 from shufflerl.network.nats_store import NatsStore
+from shufflerl.network.shuffler import Shuffler
 from shufflerl.network.store import BatchId, Store
-from shufflerl.network.wire import Reason, State
+from shufflerl.network.wire import Action, Exclusion, ProblemError, Reason, State, Transport
 from tests.contracts.store import ID, KEY, REPORTS, ROW, StoreContract
 from tests.nats_cluster import MISSING, Cluster, free_ports, server_binary
 from tests.network_processes import until
-from tests.network_world import Crash, World, crash_at, pretend_to_seal
+from tests.network_world import QUERY, Crash, World, crash_at, pretend_to_seal
+from tests.test_summing import report_of
 
 pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
 
@@ -170,6 +172,40 @@ def test_the_first_announcement_and_the_first_release_stand(front: Front) -> Non
     until(lambda: len(front.streams()) == 1)
     fronts[1].scrub(ID)
     until(lambda: not front.streams())
+
+
+def test_front_ends_that_sum_together_give_one_sum(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three offer seeds, are told to exclude different ones and sum, all at once: one exclusion stands, one sum."""
+    monkeypatch.setattr(summing, "SLICE", 2)
+    monkeypatch.setattr(wire, "CHUNK_SEEDS", 5)
+    world = World(users=12, transport=Transport.sums, excludable=4, store=front())
+    common = (world.identity, world.coordinator.public, world.enrolment, world.limits, lambda: world.now)
+    shufflers = [world.shuffler, *(Shuffler(front(), *common) for _ in range(2))]
+    choices: tuple[list[int], ...] = ([0, 7], [11], [])
+
+    def exclude(shuffler: Shuffler, number: int, positions: list[int]) -> Reason | None:
+        said = Exclusion(task=world.task, batch=number, attempt=0, positions=positions)
+        try:
+            shuffler.exclude(world.coordinator.sign(said))
+        except ProblemError as problem:
+            return problem.reason
+        return None
+
+    for number in range(3):
+        world.announce(number)
+        world.upload(*(report_of(world, [user]) for user in range(12)), number=number)
+        assert all(both(*(shuffler.advance for shuffler in shufflers)))
+        sealed = world.seeds(number)
+        told = both(*(partial(exclude, *these) for these in zip(shufflers, [number] * 3, choices, strict=True)))
+        (stands,) = (choice for choice, refused in zip(choices, told, strict=True) if refused is None)
+        assert told.count(Reason.conflict) == 2
+        assert all(both(*(shuffler.advance for shuffler in shufflers)))
+        left = [seed for place, seed in enumerate(sealed) if place not in stands]
+        counts = world.counts(world.opened(left, number), number)
+        assert sorted(counts, reverse=True) == [1] * len(left) + [0] * (QUERY.size - len(left))
+        command = world.command(Action.collect, number)
+        assert len({shuffler.collect(command) for shuffler in shufflers}) == 1
+        world.scrub(number)
 
 
 def test_a_batch_that_is_aborted_while_it_fills(front: Front) -> None:

@@ -155,18 +155,25 @@ def test_the_demonstration_is_told() -> None:
         "users": 5000,
         "learner": "sdp-pe",
         "environment": "spectrum",
-        "batches": [1, 2],
+        "batches": [
+            {"transport": "tags", "messages": 99},
+            {"transport": "sums", "messages": 20},
+            {"transport": "sums", "messages": 30},
+        ],
         "seconds": 60.0,
         "reports_per_second": 83.0,
         "policy": POLICY,
         "value": {"learned": 3.0, "random": 1.0, "optimal": 4.0},
         "certificate": {"text": "THE CERTIFICATE"},
-        "saw": {"shuffler": {"reports": 5000, "bytes": 2e6}, "coordinator": {"messages": 99}},
+        "saw": {"shuffler": {"reports": 5000, "bytes": 2e6}, "coordinator": {"messages": 149}},
         "peak_mb": {"shuffler": 100.0, "coordinator": None},
     }
     text = demo.told(figures)
     for part in ("5,000 users", "67% of the way", "THE CERTIFICATE", "not one origin", "shuffler 100 MB"):
         assert part in text
+    assert (
+        "99 messages in random order, true and noise alike; 50 random seeds of masks in random order and 2 sums" in text
+    )
 
 
 def test_a_role_does_not_move_in_with_another(tmp_path: Path, call: Call) -> None:

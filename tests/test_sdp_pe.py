@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -230,3 +232,20 @@ def test_survivors_are_planned_with() -> None:
     assert learner.policies.contains(learner.radius.incumbent[None]).all()
     value = planning.policy_values(mdp.transitions, mdp.rewards, mdp.start, learner.radius.incumbent[None])[0]
     assert value > 0.95 * mdp.optimal_value
+
+
+def test_the_paper_radius_counts_only_users_who_were_counted() -> None:
+    """A release may leave users out; a radius for all of them would promise more than was seen."""
+    mdp = random_mdp(21, horizon=3, states=2, actions=2, start=0)
+
+    def radii(share: float) -> list[float]:
+        learner = SDPPE(mdp.problem(3000), 0, constants="paper")
+        population, privatizer = CountPopulation(mdp, 1), privatizers.make("none")
+        while (batch := learner.next_batch()) is not None:
+            asked = dataclasses.replace(batch, users=max(1, int(share * batch.users)))
+            learner.observe(privatizer.release(population.play(asked)))
+        return [record.radius for record in learner.trace if record.radius is not None]
+
+    few, all = radii(0.5), radii(1.0)
+    assert len(few) == len(all) > 1
+    np.testing.assert_allclose(few, 2 * np.array(all), rtol=0.02)  # its larger term is one over the users

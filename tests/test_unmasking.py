@@ -14,7 +14,7 @@ from shufflerl.checks import IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.mdp import Problem
-from shufflerl.network import costs, crypto, masking, wire
+from shufflerl.network import agreement, costs, crypto, masking, wire
 from shufflerl.network.agreement import Agreement, understand
 from shufflerl.network.coordinator import Coordinator, Run, SpoiltSumError
 from shufflerl.network.crypto import Enrolment
@@ -22,7 +22,7 @@ from shufflerl.network.opening import Opener
 from shufflerl.network.reporting import Checked, play, randomize_episode, seal_report
 from shufflerl.network.shuffler import Limits, Shuffler
 from shufflerl.network.store import SQLiteStore
-from shufflerl.network.wire import Action, Exclusion, Opening, Signed, State, Transport
+from shufflerl.network.wire import Action, Exclusion, Opening, ProblemError, Signed, State, Transport
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
@@ -246,6 +246,17 @@ def test_seeds_and_keys_of_answered_batches_are_gone(system: System) -> None:
     assert not any(secret in everything for secret in (key, seeds[:32], seeds[-32:]))
 
 
+def test_seeds_and_keys_of_an_attempt_that_came_to_nothing_are_gone(system: System) -> None:
+    system.fill(shift(30_000))
+    system.exclude()
+    seeds, key = system.coordinator._db.execute("SELECT seeds, key FROM batches").fetchone()
+    drawn = {seeds[start : start + 32] for start in range(0, len(seeds), 32)} - {bytes(32)}  # the tampered one's
+    with pytest.raises(SpoiltSumError):
+        system.coordinator.absorb(system.release())
+    everything = b"".join(path.read_bytes() for path in system.folder.iterdir())
+    assert not any(secret in everything for secret in (key, *drawn))
+
+
 def test_a_shuffler_that_hands_over_other_than_was_agreed_is_refused(system: System) -> None:
     system.fill()
     number, attempt, _ = system.pending
@@ -302,6 +313,15 @@ def test_transports_by_cost() -> None:
     assert "any number" in costs.told(figures)
     figures = costs.compared(1.0, 1e-5, env=None, shape=(10, 100, 10), users=10**6)
     assert f"from {figures['tags_cheaper_from_users']:,} users on" in costs.told(figures)
+
+
+def test_what_all_would_refuse_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(agreement, "_MOST_NOISE", 1)
+        with pytest.raises(ProblemError, match="noise tags; expected at most 1"):
+            Coordinator(tmp_path, RUN)
+    other = dataclasses.replace(RUN, seed=8)  # nothing was stored: the folder is free for another run
+    Coordinator(tmp_path, other).close()
 
 
 def test_auto_takes_what_is_cheaper_and_settings_are_checked(tmp_path: Path) -> None:

@@ -198,7 +198,10 @@ class SDPPE(Learner):
         """
         before, best = self.policies.log2_size, self.radius.best_value
         if not self._commits_now:
-            self.policies, best = self.radius.eliminate(self.policies, release, self.stages[self._stage])
+            assert self._waiting is not None
+            # Where reports were left out, the stage is as short as if it had asked so many fewer.
+            counted = self.stages[self._stage] * release.batch.users // self._waiting.users
+            self.policies, best = self.radius.eliminate(self.policies, release, counted)
             self.radius.best_value = best
         self.trace.append(
             StageRecord(

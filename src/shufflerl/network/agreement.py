@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # the accountant is large; those who only read announcements 
 
 # Tables beyond this are refused before anything is built from an announcement.
 _MOST_CELLS = 50_000_000
+# Noise tags that one user draws; more would take gigabytes, whether they are sent one by one or only counted.
+_MOST_NOISE = 20_000_000
 
 
 class UnacceptableError(ShuffleRLError):
@@ -77,6 +79,11 @@ class Agreement:
     def transport(self) -> Transport:
         """How reports travel."""
         return self.announcement.transport
+
+    @property
+    def crowd(self) -> int:
+        """The fewest users whose reports are released together: all but those who may be excluded."""
+        return self.announcement.users - self.announcement.excludable
 
     @functools.cached_property
     def word_bytes(self) -> int:
@@ -177,6 +184,11 @@ def _understood(said: Announcement, payload: bytes) -> Agreement:
     if said.transport == Transport.sums:
         masking.word_bytes(said.users, said.noise_mean, query.size)  # refuses sums that could wrap
     protocol = Protocol(query, said.users, PoissonNoise(said.noise_mean), 1 - said.excludable / said.users)
+    if (noise := protocol.rate * query.size) > _MOST_NOISE:
+        raise InvalidInputError(
+            f"Each of its {said.users:,} users would draw about {float(noise):,.0f} noise tags; expected at most "
+            f"{_MOST_NOISE:,}. Ask more users at once, or allow a larger epsilon."
+        )
     return Agreement(said, crypto.digest(payload), batch, protocol)
 
 
@@ -199,8 +211,8 @@ def noise_for(budget: Budget, query: CountQuery, honest_fraction: float, excluda
 class Terms:
     """What a node was told to accept: its user's budget for a run, and how it wants to be mixed.
 
-    `honest_fraction`: the share of other users it relies on to add their noise; `min_batch_size`: the fewest it is
-    mixed with; `most_messages`: how many messages it is willing to send.
+    `honest_fraction`: the share of all users it relies on to add their noise; `min_batch_size`: the fewest it is
+    mixed with, whoever is excluded; `most_messages`: how many messages it is willing to send.
     """
 
     budget: Budget
@@ -232,9 +244,10 @@ class Terms:
         from shufflerl.privacy.accounting import privacy_loss
 
         said, changed = agreement.announcement, agreement.protocol.query.changed_counters
-        if said.users < self.min_batch_size:
+        if agreement.crowd < self.min_batch_size:
+            less = f" less {said.excludable} that may be excluded" if said.excludable else ""
             raise UnacceptableError(
-                f"Batch {said.batch} mixes {said.users} users; this node was told to accept no fewer than "
+                f"Batch {said.batch} mixes {said.users} users{less}; this node was told to accept no fewer than "
                 f"{self.min_batch_size} (min_batch_size). It does not take part."
             )
         if agreement.most_messages > self.most_messages:

@@ -198,6 +198,7 @@ def demo(
     learner: Annotated[str, typer.Option(help="Learner.")] = "optimistic",
     epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Of the learner; noise has none.")] = 0,
+    transport: Annotated[HowSent, typer.Option(help="How reports travel.")] = HowSent.tags,
     folder: Annotated[Path | None, typer.Option(help="Keep everything here.", metavar="DIR")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the pages open until Ctrl-C.")] = False,
     as_json: AsJson = False,
@@ -206,7 +207,9 @@ def demo(
     _installed()
     from shufflerl.network import demo as demonstration
 
-    setting = demonstration.Demo(users=users, env=env.value, learner=learner, epsilon=epsilon, seed=seed)
+    setting = demonstration.Demo(
+        users=users, env=env.value, learner=learner, epsilon=epsilon, seed=seed, transport=transport.value
+    )
 
     def started(coordinator: str, shuffler: str) -> None:
         typer.echo(f"Watch it at {coordinator}/ and what the shuffler sees at {shuffler}/", err=True)

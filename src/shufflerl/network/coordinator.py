@@ -131,7 +131,11 @@ class Coordinator:
         self._opener = opener or Opener()
         self._path = folder / "coordinator.db"
         self._db = database.connect(self._path, "shufflerl coordinator 2", _TABLES)
-        self.task = self._begin()
+        try:
+            self.task = self._begin()
+        except BaseException:
+            self._db.close()
+            raise
         self.ledger = Ledger(self.task.hex(), run.budget, folder / "ledger.db")
         self.learner = self._restored()
 
@@ -145,7 +149,6 @@ class Coordinator:
                 learner = self.run.make_learner()
                 self._plan(learner)
         if known["identity"] != self.run.identity:
-            self._db.close()
             raise StateMismatchError(
                 f"The run in {self._path.parent} has the settings {known['identity']}, not {self.run.identity}; start "
                 "it with its own settings, or use another folder for another run."
@@ -188,10 +191,11 @@ class Coordinator:
             transport=transport,
             excludable=excludable,
         )
-        signed = wire.encode(self.identity.sign(said))
+        signed = self.identity.sign(said)
+        agreement.understand(signed.payload)  # what everybody would refuse is not stored, and so not announced
         self._db.execute(
             "INSERT OR REPLACE INTO batches (number, attempt, users, announcement, key) VALUES (?, ?, ?, ?, ?)",
-            (batch.index, attempt, batch.users, signed, key.private_bytes_raw()),
+            (batch.index, attempt, batch.users, wire.encode(signed), key.private_bytes_raw()),
         )
 
     # What is asked of the shuffler.
@@ -213,6 +217,7 @@ class Coordinator:
             raise ContractError("No batch is waiting for an answer; there is nothing to announce again.")
         with database.transaction(self._db):
             self._announce(waiting, pending[1] + 1)
+        database.erase(self._db)
 
     @property
     def exclusion(self) -> Signed | None:

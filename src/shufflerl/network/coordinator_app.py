@@ -240,7 +240,7 @@ class CoordinatorServer:
             more = f"; it was extended {heard.extensions} times" if heard.extensions else ""
             return (
                 f"Batch {heard.batch} waits for users: {heard.accepted:,} of {heard.users:,} reports are in, "
-                f"{heard.users - heard.accepted:,} are missing. In {heard.seconds_left:.0f} s its time is up{more}."
+                f"{heard.users - heard.accepted:,} are missing. In {_lasting(heard.seconds_left)} its time is up{more}."
             )
         return f"Batch {heard.batch} is {heard.state}; its {heard.users:,} reports are being mixed, opened or counted."
 
@@ -301,6 +301,13 @@ class _Figures(Collector):
         yield CounterMetricFamily("shufflerl_invalid_messages", "Messages left out.", value=now["invalid_messages"])
         yield GaugeMetricFamily("shufflerl_epsilon_spent", "Privacy spent by any user.", value=now["epsilon_spent"])
         yield GaugeMetricFamily("shufflerl_trouble", "1 while a step fails.", value=now["trouble"] is not None)
+
+
+def _lasting(seconds: float) -> str:
+    """A time to wait, as the page has it: no finer than is of use."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 def _raise_problem(answer: httpx2.Response) -> None:

@@ -25,8 +25,8 @@ from shufflerl.network.crypto import SigningKey
 from shufflerl.planning import mixture_value
 
 DELTA = 1e-5
-#: Seconds a role has to say that it listens: the first start compiles.
-START_SECONDS = 120.0
+# Of every batch, in the figures.
+_SHOWN = ("batch", "users", "transport", "messages", "noise_mean")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Demo:
     learner: str
     epsilon: float
     seed: int
+    transport: str = "tags"
 
     @property
     def min_batch_size(self) -> int:
@@ -116,7 +117,7 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
         coordinator = start(
             *("coordinator", str(settings), "--folder", str(folder / "coordinator"), "--listen", "127.0.0.1:0"),
             *("--shuffler", shuffler_at, "--environment", setting.env, "--learner", setting.learner, *budget),
-            *("--episodes", str(setting.users), "--seed", str(setting.seed)),
+            *("--episodes", str(setting.users), "--seed", str(setting.seed), "--transport", setting.transport),
             *("--workers", workers, "--poll-seconds", "0.05"),
         )
         coordinator_said = coordinator.heard()
@@ -220,7 +221,7 @@ def _figures(setting: Demo, client: httpx2.Client, parts: dict[str, Any]) -> dic
         },
         "policy": policy,
         "certificate": certificate,
-        "batches": [{key: batch[key] for key in ("batch", "users", "messages", "noise_mean")} for batch in batches],
+        "batches": [{key: batch[key] for key in _SHOWN} for batch in batches],
         "saw": {
             "node": "its own episode",
             "shuffler": {
@@ -262,6 +263,17 @@ def policy_text(policy: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _seen(figures: dict[str, Any]) -> str:
+    """What the coordinator saw, by the transports that were used."""
+    of = {how: [batch for batch in figures["batches"] if batch["transport"] == how] for how in ("tags", "sums")}
+    messages = {how: f"{sum(batch['messages'] for batch in batches):,}" for how, batches in of.items()}
+    said = {
+        "tags": f"{messages['tags']} messages in random order, true and noise alike",
+        "sums": f"{messages['sums']} random seeds of masks in random order and {len(of['sums'])} sums",
+    }
+    return "; ".join(said[how] for how, batches in of.items() if batches)
+
+
 def told(figures: dict[str, Any]) -> str:
     """The figures for a reader."""
     value, saw, memory = figures["value"], figures["saw"], figures["peak_mb"]
@@ -284,8 +296,7 @@ def told(figures: dict[str, Any]) -> str:
             "  a node       its own episode, and nothing of any other",
             f"  shuffler     {saw['shuffler']['reports']:,} reports and where they came from, "
             f"{saw['shuffler']['bytes'] / 1e6:,.1f} MB sealed; not one message in clear",
-            f"  coordinator  {saw['coordinator']['messages']:,} messages in random order, true and noise alike; "
-            "not one origin",
+            f"  coordinator  {_seen(figures)}; not one origin",
             "",
             "Peak memory: " + ", ".join(f"{name} {mb:.0f} MB" for name, mb in memory.items() if mb is not None),
         ]

@@ -49,8 +49,8 @@ from shufflerl.network.wire import (
 class Limits:
     """What the shuffler's operator allows.
 
-    `min_batch_size`: the fewest users that are mixed. `timeout`: seconds after which a batch that has not filled is
-    given as many again ("extend") or its reports are deleted unread ("abort").
+    `min_batch_size`: the fewest users that are mixed, whoever is excluded. `timeout`: seconds after which a batch that
+    has not filled is given as many again ("extend") or its reports are deleted unread ("abort").
     """
 
     min_batch_size: int = 100
@@ -150,11 +150,12 @@ class Shuffler:
             )
 
     def _check_limits(self, agreement: Agreement) -> None:
-        users = agreement.batch.users
-        if users < self._limits.min_batch_size:
+        said = agreement.announcement
+        if agreement.crowd < self._limits.min_batch_size:
+            less = f", of whom {said.excludable} may be excluded" if said.excludable else ""
             raise ProblemError(
                 Reason.below_minimum,
-                f"The batch asks {users} users; this shuffler mixes at least {self._limits.min_batch_size} "
+                f"The batch asks {said.users} users{less}; this shuffler mixes at least {self._limits.min_batch_size} "
                 "(min_batch_size).",
             )
         if agreement.most_messages > self._limits.most_messages:

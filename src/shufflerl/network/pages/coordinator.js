@@ -40,7 +40,7 @@ function showStatus(status) {
 
   const latency = status.seal_to_release_at_most;
   facts("messages", [
-    ["Opened", count(status.messages), "true and noise alike"],
+    ["Opened", count(status.messages), "tags, true and noise alike, or seeds of masks"],
     ["Left out", count(status.invalid_messages), "not to be opened, or of no counter"],
     ["Seal to release", latency == null ? UNKNOWN : `at most ${duration(latency)}`, "last batch, as seen from here"],
     ["Release to learned", duration(status.release_to_learned), "last batch"],
