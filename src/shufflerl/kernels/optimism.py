@@ -170,7 +170,7 @@ def optimistic_policy(
 @compiled
 def _added(first: float, second: float, alike: float) -> float:
     """The variance of two errors' sum, given theirs and their correlation."""
-    return first + second + 2.0 * alike * math.sqrt(first * second)
+    return first + second + 2.0 * alike * np.sqrt(first * second)
 
 
 @compiled

@@ -77,8 +77,8 @@ class Optimistic(Learner):
             users = self._rounded(max(self._smallest, share_of(left, growth, more)))
             return users, self._mixed(users), self.query
         least = self._rounded(max(self._smallest, share_of(left, _GROWTH, more)))
-        policy, enough, _ = self._policy(least, left - least, np.zeros_like(self.posterior.visits))
-        return self._rounded(min(max(enough, least), left)), Mixture.single(policy), self.query
+        policy, users, _ = self._policy(least, left - least, np.zeros_like(self.posterior.visits))
+        return self._rounded(min(max(users, least), left)), Mixture.single(policy), self.query
 
     def _rounded(self, users: float) -> int:
         """A whole number of users, all that are left if no batch could follow."""
@@ -88,9 +88,7 @@ class Optimistic(Learner):
     def _mixed(self, users: int) -> Mixture:
         """Policies planned one after the other, each as if those before it had been played, and the best so far."""
         promised = np.zeros_like(self.posterior.visits)
-        policies: list[PolicyArray] = []
-        given: list[int] = []
-        left = users
+        left, policies, given = users, [], []
         while left:
             last = len(policies) == _MIXED
             policy, enough, reached = self._policy(self._smallest, 0 if last else self.episodes_left - users, promised)
