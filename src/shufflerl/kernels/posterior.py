@@ -47,8 +47,6 @@ def pool(
     counted_variance: FloatArray,
     start: FloatArray,
     start_known: bool,
-    moved: FloatArray,
-    paid: FloatArray,
     row_starts: IntArray,
     successors: NDArray[np.int32],
     probabilities: FloatArray,
@@ -61,10 +59,9 @@ def pool(
     reward_noise: FloatArray,
     visits: FloatArray,
 ) -> None:
-    """One forward pass over all noisy batches: visits of each, then rows pooled over batches.
+    """One forward pass over all batches: visits of each, then rows pooled over batches.
 
-    Counts without noise are `moved` along every transition and `paid` [h, x, a, reward], summed over their batches. Of
-    noisy batch b: policies[b, h, x], the cells of the rows it played, one after the other in cells[b], surplus[b, h, x]
+    Of batch b: policies[b, h, x], the cells of the rows it played, one after the other in cells[b], surplus[b, h, x]
     of reward one over reward zero, and counted visits with their variance. Its visits follow from the model so far:
     those at step h predict m' = sum m p at the next, with variance sum [m p(1-p) + m^2 u + p^2 v], u the `uncertainty`
     of p and v the variance of m; the counted visits correct that as in Kalman's filter.
@@ -73,12 +70,11 @@ def pool(
     A = sum w^2 m / (sum w m)^2, B = sum w^2 s^2 / (sum w m)^2. A reward is (m + surplus) / 2, of noise s^2 / 2.
     """
     horizon, states, actions = visits.shape
-    visits[:] = paid[..., 0] + paid[..., 1]
-    raw[:] = moved / TYPICAL
-    raw_rewards[:] = paid[..., 1] / TYPICAL
-    reward_weights = _begin(visits, reward_sampling, reward_noise)
-    weights = _begin(visits, sampling, noise)
-    weights[horizon - 1] = 0.0
+    weights = np.zeros((horizon, states, actions))
+    reward_weights = np.zeros((horizon, states, actions))
+    for table in (sampling, noise, raw_rewards, reward_sampling, reward_noise, visits):
+        table[:] = 0.0
+    raw[:] = 0.0
     here = np.zeros(states)
     here_variance = np.zeros(states)
     then = np.zeros(states)
@@ -86,10 +82,11 @@ def pool(
     for b in range(batches):
         s2 = noises[b]
         cell = 0
-        here[:] = users[b] * start
-        here_variance[:] = here * (1.0 - start)
+        for x in range(states):
+            here[x] = users[b] * start[x]
+            here_variance[x] = users[b] * start[x] * (1.0 - start[x])
         for h in range(horizon):
-            if h == 0 and not start_known:
+            if s2 == 0.0 or (h == 0 and not start_known):
                 here[:] = counted[b, h]
                 here_variance[:] = counted_variance[b, h]
             else:
@@ -123,18 +120,11 @@ def pool(
                         then_variance[successors[t]] += (
                             m * p * (1.0 - p) + m * m * uncertainty[h, x, a] + p * p * here_variance[x]
                         )
-            here, here_variance, then, then_variance = then, then_variance, here, here_variance
+            here[:] = then
+            here_variance[:] = then_variance
     _divide(reward_weights, raw_rewards, reward_sampling, reward_noise)
     _divide_rows(weights.ravel(), row_starts, raw)
     _divide(weights, weights.copy(), sampling, noise)
-
-
-@compiled
-def _begin(visits: FloatArray, sampling: FloatArray, noise: FloatArray) -> FloatArray:
-    """Sums over the batches without noise, whose weight w is 1 / TYPICAL; returns those of w m."""
-    sampling[:] = visits / TYPICAL**2
-    noise[:] = 0.0
-    return visits / TYPICAL
 
 
 @compiled

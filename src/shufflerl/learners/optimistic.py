@@ -1,4 +1,4 @@
-"""Optimism on all that the releases tell: batches as long as what they try is known, mixtures where nothing is noisy.
+"""Optimism on all that the releases tell: one policy per batch, short second looks between long batches.
 
 After every release the posterior of all rows is made anew (`estimation/posterior.py`), and the next batch plays the
 policy that is best if every row is as good as it may be worth finding out.
@@ -8,13 +8,8 @@ R users still to come it gains R s psi(z) on average, psi(z) = phi(z) - z Phi(-z
 has above z. So it is worth a try up to the z where psi(z) / z = n / R: far when the batch is small and much is left,
 not at all in the last batch, which commits by itself.
 
-So it pays to try in small batches, and to play for long only what is known well: a policy gets as many users as add a
-quarter to the visits of one of its decisions, but no fewer than it takes to be heard over the noise. An action that
-was unlucky once is tried again in a short batch, and the more boldly the less it was seen and the more have played
-since.
-
-Without noise the counts of different policies do not disturb each other. Then a batch is a mixture: policies are
-planned one after the other, each as if those before it had been played already.
+So it pays to look back in small batches. An action that was unlucky once is tried again in one of the `looks`, short
+batches between the long ones, where a try is cheap: without them some runs never recover.
 """
 
 from __future__ import annotations
@@ -26,89 +21,69 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import checks
-from shufflerl.checks import FloatArray
+from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, PolicyArray, Problem
 from shufflerl.seeding import Seed
 
-#: How many deviations of a counter's noise the smallest batch has in users.
+#: Bonuses are this much of a standard error times z. Less than one, since values add up over a path of rows that are
+#: all taken at their best, which no run of luck would do.
+OPTIMISM = 0.5
+#: More in looks, which are to find what was dismissed wrongly, and the more the larger the batches have grown: so many
+#: users will then suffer from it. From the first, by this much for every tenfold, up to the last.
+_IN_FIRST_LOOKS, _TENFOLD, _IN_LAST_LOOKS = 0.8, 0.2, 1.2
+#: How many deviations of a counter's noise the first long batch has in users.
 _DEVIATIONS = 8.0
-#: Batches that run short grow by this much each, so that the last is reached.
-_GROWTH = 1.5
-#: The most policies in a batch without noise, beside the best so far.
-_MIXED = 8
+#: A look follows every second long batch of at least this many times the first, and has this share of its users.
+_LONG, _LOOK = 8.0, 0.1
+#: Users of the first batch, and of the first long one without noise, unless more are asked for.
+_FIRST = 4
 
 
 class Optimistic(Learner):
     """Optimism in at most 89 batches; everything follows from the noise and the size of the problem.
 
     Two numbers are for networks, where every batch costs its messages and is to mix some least number of users:
-    `batches` is how many there are at most, `first` how many users the first batch has. That one is asked to learn how
-    strong the noise is, by which all others are sized. No other batch has fewer users either; only if there are fewer
-    in all is the one batch smaller.
+    `batches` is how many long ones there are at most, `first` how many users the first batch has. That one is asked
+    to learn how strong the noise is, by which all others are sized. Where `first` is above its default, no other batch
+    has fewer users either; only if there are fewer in all is the one batch smaller.
     """
 
     name: ClassVar[str] = "optimistic"
 
-    def __init__(self, problem: Problem, seed: Seed, batches: int = 89, first: int = 1) -> None:
+    def __init__(self, problem: Problem, seed: Seed, batches: int = 59, first: int = _FIRST) -> None:
         self.batches = checks.whole("batches", batches, least=1, most=1000)
         self.first = checks.whole("first", first, least=1)
         super().__init__(problem, seed, batches=self.batches, first=self.first)
         self.query = CountQuery.everything(problem)
-        self.noise: float | None = None  # standard deviation of a counter, once a release has told it
-        self.posterior = Posterior(problem, self.batches)
+        users = problem.episodes if problem.episodes < self.first + self._least else self.first
+        self.sizes: IntArray = np.array([users], dtype=np.int64)
+        self.optimism: FloatArray = np.array([OPTIMISM])  # of each batch
+        self.posterior = Posterior(problem, self.most_batches)
 
     @property
     def most_batches(self) -> int:
-        """As many as allowed."""
-        return self.batches
+        """The first, the long ones, and a look after every second of these."""
+        return 1 + self.batches + self.batches // 2
 
     @property
-    def _smallest(self) -> float:
-        """Users that a try takes to be heard over the noise."""
-        return max(float(self.first), _DEVIATIONS * (self.noise or 0.0))
+    def _least(self) -> int:
+        """The fewest users of any batch, if somebody minds."""
+        return self.first if self.first > _FIRST else 0
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
-        left, more = self.episodes_left, self.batches - self.batches_observed
-        if self.noise == 0:
-            growth = growth_to(self.problem.episodes / self._smallest, self.batches)
-            users = self._rounded(max(self._smallest, share_of(left, growth, more)))
-            return users, self._mixed(users), self.query
-        least = self._rounded(max(self._smallest, share_of(left, _GROWTH, more)))
-        policy, users, _ = self._policy(least, left - least, np.zeros_like(self.posterior.visits))
-        return self._rounded(min(max(users, least), left)), Mixture.single(policy), self.query
+        from shufflerl.kernels.optimism import optimistic_policy, worth_trying
 
-    def _rounded(self, users: float) -> int:
-        """A whole number of users, all that are left if no batch could follow."""
-        whole = round(users)
-        return whole if self.episodes_left - whole >= self._smallest else self.episodes_left
-
-    def _mixed(self, users: int) -> Mixture:
-        """Policies planned one after the other, each as if those before it had been played, and the best so far."""
-        promised = np.zeros_like(self.posterior.visits)
-        left, policies, given = users, [], []
-        while left:
-            last = len(policies) == _MIXED
-            policy, enough, reached = self._policy(self._smallest, 0 if last else self.episodes_left - users, promised)
-            policies.append(policy)
-            given.append(left if last else min(round(enough), left))
-            left -= given[-1]
-            promised += (np.arange(promised.shape[-1]) == policy[..., None]) * (given[-1] * reached)[..., None]
-        distinct, which = np.unique(np.array(policies), axis=0, return_inverse=True)
-        return Mixture(distinct, np.bincount(which.ravel(), given) / users)
-
-    def _policy(self, smallest: float, after: int, promised: FloatArray) -> tuple[PolicyArray, float, FloatArray]:
-        """The optimistic policy, how many users it is worth, and how likely they are to reach each (h, x)."""
-        from shufflerl.kernels.optimism import optimistic_policy, users_worth
-
+        users = int(self.sizes[self.batches_observed])
+        optimism = self.optimism[self.batches_observed]
         posterior, problem = self.posterior, self.problem
-        shape = (problem.horizon, problem.n_states)
-        policy: PolicyArray = np.empty(shape, dtype=np.int32)
-        rows = problem.layout.row_starts, problem.layout.successors, posterior.probabilities
+        policy: PolicyArray = np.empty((problem.horizon, problem.n_states), dtype=np.int32)
         optimistic_policy(
-            *rows,
+            problem.layout.row_starts,
+            problem.layout.successors,
+            posterior.probabilities,
             posterior.prior,
             posterior.spread,
             posterior.sampling,
@@ -117,39 +92,61 @@ class Optimistic(Learner):
             posterior.reward_variances,
             posterior.reward_differences,
             posterior.visits,
-            promised,
-            float(smallest),
-            float(after),
-            float(self.episodes_played),
+            optimism * worth_trying(float(users), float(self.episodes_left - users)),
+            float(users),
             posterior.alike,
             self.rng.random(posterior.visits.shape),
             policy,
         )
-        reached = np.empty(shape)
-        start = np.full(problem.n_states, 1.0 / problem.n_states) if problem.start is None else problem.start
-        visits = posterior.visits + promised
-        users = users_worth(*rows, start, visits, policy, self._smallest, reached)
-        return policy, users, reached
+        return users, Mixture.single(policy), self.query
 
     def _learn(self, release: Release) -> None:
         self.posterior.add(release)
-        if self.noise is None:
-            self.noise = release.noise.sd
+        left = self.episodes_left - release.batch.users
+        if self.batches_observed == 0 and left:
+            sizes, optimism = schedule(left, release.noise.sd, self.batches, self._least)
+            self.sizes, self.optimism = np.append(self.sizes, sizes), np.append(self.optimism, optimism)
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        return {"noise": self.noise}, self.posterior.memory()
+        return {"sizes": self.sizes.tolist(), "optimism": self.optimism.tolist()}, self.posterior.memory()
 
     def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         self.posterior.recall(arrays)
-        self.noise = values["noise"]
+        self.sizes = np.array(values["sizes"], dtype=np.int64)
+        self.optimism = np.array(values["optimism"])
 
 
-def share_of(left: int, growth: float, batches: int) -> float:
-    """The first of so many batches that grow geometrically and add up to the users left."""
-    return left / batches if growth == 1 else left * (growth - 1) / (growth**batches - 1)
+def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> tuple[IntArray, FloatArray]:
+    """Sizes of all batches after the first, which add up to the episodes left, and how optimistic each is.
+
+    Long batches grow geometrically from 8 deviations of the noise (and 4 users), as many as there is room for; after
+    every second of those with 8 times as many users comes a look with a tenth of its users. None has fewer than
+    `least` users, if there are as many: what batches have beyond that is scaled to add up.
+
+    >>> schedule(1000, 20.0, 59)[0]
+    array([160, 163, 165, 168, 171, 173])
+    """
+    smallest = max(float(_FIRST), _DEVIATIONS * noise, float(least))
+    count = max(1, min(batches, int(episodes / smallest)))
+    sizes: list[float] = []
+    optimism: list[float] = []
+    for i, users in enumerate(smallest * _growth(episodes / smallest, count) ** np.arange(count)):
+        sizes.append(users)
+        optimism.append(OPTIMISM)
+        grown = users / smallest / _LONG
+        if i % 2 == 0 and grown >= 1 and i < count - 2:
+            sizes.append(max(_LOOK * users, float(least)))
+            optimism.append(min(_IN_LAST_LOOKS, _IN_FIRST_LOOKS + _TENFOLD * math.log10(grown)))
+    least = least if least * len(sizes) < episodes else 0
+    beyond = np.array(sizes) - least
+    scale = (episodes - least * len(sizes)) / max(np.sum(beyond), 1.0)
+    ends = np.rint(np.cumsum(beyond) * scale).astype(np.int64)
+    ends += least * np.arange(1, len(sizes) + 1)
+    ends[-1] = episodes
+    return np.diff(ends, prepend=0), np.array(optimism)
 
 
-def growth_to(total: float, count: int) -> float:
+def _growth(total: float, count: int) -> float:
     """The g >= 1 at which 1 + g + ... + g^(count-1) is the total."""
     low, high = 1.0, max(2.0, total)
     while high - low > 1e-12 * high:
