@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
+import ssl
 import subprocess
 import threading
 from collections import Counter
@@ -466,6 +468,12 @@ def test_servers_must_be_named_rightly(tmp_path: Path) -> None:
         assert "secret" not in str(refused.value)
     with pytest.raises(InvalidInputError, match="not a file"):
         Broker("nats://127.0.0.1:4222", tmp_path / "nothing")
+    other = tmp_path / "other"
+    other.write_text("neither")
+    with pytest.raises(InvalidInputError, match="not a certificate"):
+        Broker("nats://127.0.0.1:4222", authority=other)
+    with pytest.raises(InvalidInputError, match="no NATS USER JWT"):
+        Broker("nats://127.0.0.1:4222", other)
 
 
 def test_a_connection_that_was_closed_for_good_is_made_anew(front: Front) -> None:
@@ -506,6 +514,26 @@ tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server.key" }}
         with pytest.raises(StorageError, match="refuses the user") as refused:
             Broker(f"tls://shuffler:wrong-secret@127.0.0.1:{port}", authority=tmp_path / "authority.pem")
         assert "wrong-secret" not in str(refused.value) + caplog.text
+
+    def test_a_certificate_of_somebody_else_is_told(self, tmp_path: Path, port: int) -> None:
+        other = tmp_path / "other"
+        other.mkdir()
+        certify(other)
+        context = broker._options(f"tls://127.0.0.1:{port}", None, other / "authority.pem")["tls"]
+        Broker(
+            f"tls://shuffler:open%20sesame@127.0.0.1:{port}", authority=tmp_path / "authority.pem"
+        ).close()  # it is up
+        with socket.create_connection(("127.0.0.1", port)) as plain:
+            plain.recv(4096)  # the server's greeting, after which TLS begins
+            with pytest.raises(ssl.SSLCertVerificationError) as met:
+                context.wrap_socket(plain, server_hostname="127.0.0.1")
+        assert "not trusted" in (said := broker._said(met.value))
+        assert "store_authority" in said
+
+    def test_a_server_that_is_too_old_is_told(self, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(broker, "OLDEST", (99, 0))
+        with pytest.raises(StorageError, match=r"99\.0 or later"):
+            Broker(f"tls://shuffler:open%20sesame@127.0.0.1:{port}", authority=tmp_path / "authority.pem")
 
 
 def certify(folder: Path) -> None:

@@ -23,7 +23,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header, RawStreamMsg, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import http
@@ -408,9 +408,18 @@ def _options(servers: str, credentials: Path | None, authority: Path | None) -> 
         if path is not None and not path.is_file():
             raise InvalidInputError(f"{name} is {path}, which is not a file.")
     if credentials is not None:
+        if b"BEGIN NATS USER JWT" not in credentials.read_bytes():
+            raise InvalidInputError(
+                f"store_credentials is {credentials}, which has no NATS USER JWT; expected the file that `nsc` made."
+            )
         options["user_credentials"] = str(credentials)
     if authority is not None:
-        options["tls"] = ssl.create_default_context(cafile=authority)
+        try:
+            options["tls"] = ssl.create_default_context(cafile=authority)
+        except ssl.SSLError:
+            raise InvalidInputError(
+                f"store_authority is {authority}, which is not a certificate; expected one in PEM."
+            ) from None
     return options
 
 
@@ -427,4 +436,6 @@ def _said(reason: Exception) -> str:
         return str(reason.description)
     if isinstance(reason, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {reason.verify_message}; check `store_authority`"
+    if isinstance(reason, ServiceUnavailableError):
+        return "JetStream is off, or has no leader"
     return type(reason).__name__
