@@ -29,7 +29,7 @@ from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import http
 
 REPLICAS = 3
-#: The first version whose compare-and-set holds among replicas while a leader changes.
+#: The oldest server that is taken.
 OLDEST = (2, 12)
 #: Seconds for which an operation is tried again. A new leader is elected in less than ten.
 PATIENCE = 12.0
