@@ -98,7 +98,10 @@ class Outside:
         self.folder = folder
         self.ports = {name: free_port() for name in ("shuffler", "coordinator")}
         self._brokers = {name: {port: free_port() for port in (4222, 6222, 8222)} for name in BROKERS}
-        self.key = str(SigningKey.load(folder / "coordinator" / "identity.pem").public)
+        self.variables = {
+            f"{role.upper()}_KEY": str(SigningKey.load(folder / role / "identity.pem").public)
+            for role in ("coordinator", "shuffler")
+        }
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def _local(self, name: str, text: str) -> str:
@@ -111,7 +114,7 @@ class Outside:
         text = text.replace("http://shuffler:8742", f"http://127.0.0.1:{self.ports['shuffler']}")
         for role, port in (("shuffler", 8742), ("coordinator", 8741)):
             text = text.replace(f"0.0.0.0:{port}", f"127.0.0.1:{self.ports[role]}")
-        text = re.sub(r"\$\{COORDINATOR_KEY:\?[^}]*\}", self.key, text)
+        text = re.sub(r"\$\{(\w+):[^}]*\}", lambda found: self.variables[found[1]], text)
         return text.replace('"/data"', f'"{self.folder / name}"')
 
     def start(self, name: str, program: str) -> None:
@@ -122,6 +125,10 @@ class Outside:
             source, _, inside = volume.removesuffix(":ro").partition(":")
             if source.startswith("./"):
                 here = self.folder / f"{name}{Path(source).suffix}"
+                if source == "./tokens.txt":  # it is made by `shufflerl tokens`, and named in the settings
+                    settings = self.folder / f"{name}.toml"
+                    settings.write_text(settings.read_text().replace(inside, str(self.folder / source)))
+                    continue
                 here.write_text(self._local(name, (DEPLOY / source).read_text()))
                 arguments = [one.replace(inside, str(here)) for one in arguments]
         environment = {**os.environ, **service.get("environment", {})}
@@ -139,10 +146,10 @@ class Outside:
         assert all(process.poll() is None for process in self.processes), (self.folder / f"{name}.log").read_text()
         return False
 
-    def why(self) -> str:
-        """What the coordinator waits for."""
+    def status(self) -> dict[str, Any]:
+        """What the coordinator says."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['coordinator']}/v1/status", timeout=5) as said:
-            return str(json.load(said)["why"])
+            return dict(json.load(said))
 
     def stop(self) -> None:
         """Every process that was started here."""
@@ -175,4 +182,10 @@ def test_the_commands_run_outside_of_containers(outside: Outside) -> None:
         until(lambda: outside.healthy("shuffler"))
     outside.start("coordinator", f"{here}/shufflerl")
     until(lambda: outside.healthy("coordinator"))
-    until(lambda: "waits for users" in outside.why())
+    until(lambda: "waits for users" in outside.status()["why"])
+    folder = outside.folder
+    command = [f"{here}/shufflerl", "tokens", str(folder / "shuffler"), str(folder / "tokens.txt"), "--count", "210"]
+    subprocess.run(command, check=True, capture_output=True)
+    outside.variables["TASK"] = outside.status()["task"]
+    outside.start("nodes", f"{here}/shufflerl")
+    until(lambda: outside.status()["batch"] == 1)  # the nodes have filled the first batch, and it was learned from

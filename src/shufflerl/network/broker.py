@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import ssl
 import threading
@@ -22,12 +23,14 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header, RawStreamMsg, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import http
 
 REPLICAS = 3
+#: The oldest server that is taken.
+OLDEST = (2, 12)
 #: Seconds for which an operation is tried again. A new leader is elected in less than ten.
 PATIENCE = 12.0
 #: Seconds to wait for one answer.
@@ -130,6 +133,13 @@ class Broker:
             connecting.cancel()
             raise StorageError("The message broker refuses the user; check the credentials given for `store`.")
         connecting.result()
+        version = self._client.connected_server_version
+        if (version.major, version.minor) < OLDEST:
+            await self._client.close()
+            raise StorageError(
+                f"The message broker is NATS server {version.major}.{version.minor}; "
+                f"{OLDEST[0]}.{OLDEST[1]} or later is needed, on all of its servers."
+            )
         self._jetstream: JetStreamContext = self._client.jetstream(timeout=ANSWER)
 
     @property
@@ -181,23 +191,33 @@ class Broker:
 
         await self.insist(delete)
 
-    async def streams(self, prefix: str) -> dict[str, float]:
-        """All streams whose name begins so, and when they were made."""
-        found: dict[str, float] = {}
-        seen = 0
-        while True:
-            offset = seen
-            page = await self.insist(lambda offset=offset: self._jetstream.streams_info(offset))  # type: ignore[misc]
-            for one in page:
-                if one.config.name and one.config.name.startswith(prefix) and one.created is not None:
-                    found[one.config.name] = one.created.timestamp()
-            seen += len(page)
-            if len(page) < 256:
-                return found
+    async def streams(self, prefix: str) -> list[str]:
+        """All streams whose name begins so, also those whose servers do not answer."""
+        found: list[str] = []
+
+        async def page() -> bool:
+            """Read on; whether there is more."""
+            answer = await self._client.request("$JS.API.STREAM.NAMES", b'{"offset": %d}' % len(found), ANSWER)
+            said = json.loads(answer.data)
+            if "error" in said:
+                raise APIError(**said["error"])
+            found.extend(said["streams"] or [])
+            return bool(said["streams"]) and len(found) < said["total"]
+
+        while await self.insist(page):
+            pass
+        return [name for name in found if name.startswith(prefix)]
 
     async def last(self, stream: str, over: Callable[[], bool] = lambda: False) -> int:
         """The number of the stream's last message, as its leader knows it."""
-        return int((await self.insist(lambda: self._jetstream.stream_info(stream), over)).state.last_seq)
+
+        async def ask() -> int:
+            said = await self._jetstream.stream_info(stream)
+            if said.cluster is None or not said.cluster.leader:  # a server that led answers on, and knows nothing new
+                raise APIError(code=503, description="no leader")
+            return int(said.state.last_seq)
+
+        return await self.insist(ask, over)
 
     async def put(
         self,
@@ -251,6 +271,8 @@ class Broker:
         if (pieces := headers.get(_PIECES)) is not None:
             name, _, count = pieces.partition(" ")
             parts = [await self.get(stream, subject=f"{name}.{number}", over=over) for number in range(int(count))]
+            if None in parts:  # never a part of a value: ids that are missing would be taken twice
+                raise StorageError("A piece of a value is missing from the message broker; it is tried again.")
             value = b"".join(part.value for part in parts if part is not None)
         return Stored(message.seq or 0, headers, value)
 
@@ -386,9 +408,18 @@ def _options(servers: str, credentials: Path | None, authority: Path | None) -> 
         if path is not None and not path.is_file():
             raise InvalidInputError(f"{name} is {path}, which is not a file.")
     if credentials is not None:
+        if b"BEGIN NATS USER JWT" not in credentials.read_bytes():
+            raise InvalidInputError(
+                f"store_credentials is {credentials}, which has no NATS USER JWT; expected the file that `nsc` made."
+            )
         options["user_credentials"] = str(credentials)
     if authority is not None:
-        options["tls"] = ssl.create_default_context(cafile=authority)
+        try:
+            options["tls"] = ssl.create_default_context(cafile=authority)
+        except ssl.SSLError:
+            raise InvalidInputError(
+                f"store_authority is {authority}, which is not a certificate; expected one in PEM."
+            ) from None
     return options
 
 
@@ -403,4 +434,8 @@ def _said(reason: Exception) -> str:
     """What went wrong, without addresses: they may hold a password."""
     if isinstance(reason, APIError) and reason.description:
         return str(reason.description)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {reason.verify_message}; check `store_authority`"
+    if isinstance(reason, ServiceUnavailableError):
+        return "JetStream is off, or has no leader"
     return type(reason).__name__

@@ -62,12 +62,17 @@ class Log:
         """Whether membership is frozen."""
         return State.sealed if len(self.members) == self.users else State.open
 
+    @property
+    def final(self) -> bool:
+        """Whether membership can never change, by a seal or because the log is closed."""
+        return self.closed or self.state == State.sealed
+
     def verdict(self, report: bytes, digest: bytes) -> Reason | None:
         """What a report would be told at the end of the log as it is."""
         there = self.members.get(report)
         if there is not None:
             return Reason.duplicate if there == digest else Reason.replayed
-        return Reason.late if self.closed or self.state == State.sealed else None
+        return Reason.late if self.final else None
 
     async def _apply(self, record: Stored, subject: str) -> None:
         if subject != f"{self._stream}.log":
@@ -92,7 +97,7 @@ class Log:
 
     async def close(self) -> None:
         """Take no more reports, unless the batch is sealed."""
-        if self.state == State.open and not self.closed:
+        if not self.final:
             await self._append({_CLOSED: "1"}, b"")
 
     async def add(self, reports: Sequence[tuple[bytes, bytes]]) -> Verdicts:

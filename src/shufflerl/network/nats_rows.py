@@ -36,11 +36,9 @@ class Row(msgspec.Struct, frozen=True):
         """Whether its reports are, or are to be, deleted."""
         return self.state != State.open
 
-    @property
-    def needless(self) -> list[str]:
-        """Streams of it that must not be there any more."""
-        streams = [self.reports] if self.over else []
-        return [*streams, self.release] if self.state == State.scrubbed else streams
+    def needs(self, stream: str) -> bool:
+        """Whether a stream of this batch may be of use: until it is over, it may become the release."""
+        return not self.over or (self.state == State.released and stream == self.release)
 
 
 class Rows:

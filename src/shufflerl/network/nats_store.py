@@ -2,17 +2,19 @@
 
 Every attempt at a batch has a stream of its own with its key, its reports (`nats_log`) and its partial results; a
 release has another. Deleting a stream deletes all that is in it, from the servers' own logs too. A row (`nats_rows`)
-names a batch's streams and changes by compare-and-set: the first release stands. The ids of a finished batch are
-stored before its row says that it is finished, and so before the run's next batch can be announced.
+names a batch's streams and changes by compare-and-set: the first release stands.
+Streams are called after their batch: once that is over, whatever its row does not name is deleted, whoever made it, and
+can never be named any more. The ids of a finished batch are stored before its row says that it is finished, and so
+before the run's next batch can be announced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -23,9 +25,6 @@ from shufflerl.network.nats_log import Log, Verdicts
 from shufflerl.network.nats_rows import FRESH, Row, Rows, name_of
 from shufflerl.network.store import BatchId, BatchRow, Store
 from shufflerl.network.wire import REPORT_ID_BYTES, Reason, State
-
-#: Seconds after which a stream that no row names was left behind by a process that died.
-ABANDONED = 600.0
 
 
 class NatsStore(Store):
@@ -57,7 +56,7 @@ class NatsStore(Store):
     async def _create(self, row: BatchRow, key: bytes) -> BatchRow:
         there = await self._rows.find(row.id)
         if there is None:
-            stream = await self._new_stream()
+            stream = await self._new_stream(row.id)
             await self._broker.put(f"{stream}.key", key)
             new = Row(row.users, row.deadline, stream)
             await self._rows.create(row.id, new, row.announcement, row.opening)
@@ -66,9 +65,13 @@ class NatsStore(Store):
                 await self._broker.drop(stream)
         return await self._shown(row.id, there)
 
-    async def _new_stream(self) -> str:
+    def _prefix(self, id: BatchId) -> str:
+        """How the names of a batch's streams begin; what follows has no `-`."""
+        return f"{self._batches}{name_of(id).replace('.', '-')}-"
+
+    async def _new_stream(self, id: BatchId) -> str:
         """Names are never used twice, so that nothing can get into a stream made anew in the place of another."""
-        stream = f"{self._batches}{secrets.token_hex(12)}"
+        stream = f"{self._prefix(id)}{secrets.token_hex(12)}"
         await self._broker.make(stream)
         return stream
 
@@ -98,7 +101,10 @@ class NatsStore(Store):
             log = Log(self._broker, row.reports, row.users, lambda: self._rows.over(id))
             with contextlib.suppress(GoneError):
                 await log.begin()
-                self._logs[id] = log
+                if self._rows.over(id):  # `_finished` was told meanwhile, and will not be again
+                    log.stop()
+                else:
+                    self._logs[id] = log
         return self._logs.get(id)
 
     def latest(self, task: bytes) -> BatchRow | None:
@@ -173,6 +179,8 @@ class NatsStore(Store):
 
     async def _spend(self, id: BatchId, log: Log) -> None:
         """Store the ids of a batch whose membership is final: sorted, so that who came when is not to be seen."""
+        if not log.final:
+            raise StorageError(f"Who is in batch {id.number} is not decided yet; it is tried again.")
         await self._broker.put(f"{self._spent}.{name_of(id)}", b"".join(sorted(log.members)))
 
     def reports(self, id: BatchId, first: int = 0, most: int | None = None) -> Iterator[tuple[bytes, bytes]]:
@@ -225,9 +233,16 @@ class NatsStore(Store):
             if self._broker.run(self._rows.get(id)).state in (State.released, State.scrubbed):
                 return
             raise
-        stream, count = self._broker.run(self._new_stream()), 0
-        for count, chunk in enumerate(chunks, 1):
-            self._broker.run(self._broker.put(f"{stream}.{count - 1}", chunk))
+        stream, count = self._broker.run(self._new_stream(id)), 0
+        try:
+            for count, chunk in enumerate(chunks, 1):
+                put = self._broker.put(f"{stream}.{count - 1}", chunk, over=lambda: self._rows.over(id))
+                self._broker.run(put)
+        except StorageError as reason:
+            self._broker.run(self._later(self._broker.drop(stream)))
+            if isinstance(reason, GoneError):  # another front end's release stands
+                return
+            raise
         faults.reached("release")
         self._broker.run(self._release(id, stream, count))
 
@@ -242,9 +257,7 @@ class NatsStore(Store):
 
         row = await self._rows.change(id, released)
         faults.reached("released")
-        if row.release != stream:  # another front end's release stands
-            await self._broker.drop(stream)
-        await self._drop(row)
+        await self._drop(id, row)  # ours too, if another front end's stands
 
     def chunk(self, id: BatchId, number: int) -> bytes | None:
         """See `Store`."""
@@ -254,8 +267,14 @@ class NatsStore(Store):
         row = await self._rows.get(id)
         if row.state != State.released or number >= row.chunks:
             return None
-        stored = await self._broker.get(row.release, subject=f"{row.release}.{number}")
-        return None if stored is None else stored.value
+        with contextlib.suppress(GoneError):
+            stored = await self._broker.get(
+                row.release,
+                subject=f"{row.release}.{number}",
+                over=lambda: self._rows.known(id).state == State.scrubbed,
+            )
+            return None if stored is None else stored.value
+        return None
 
     def scrub(self, id: BatchId) -> None:
         """See `Store`."""
@@ -271,7 +290,7 @@ class NatsStore(Store):
             id, lambda row: None if row.state == State.scrubbed else replace(row, state=State.scrubbed)
         )
         faults.reached("scrubbed")
-        await self._drop(row)
+        await self._drop(id, row)
 
     # Batches that do not fill.
 
@@ -283,14 +302,16 @@ class NatsStore(Store):
         row = await self._rows.get(id)
         log = await self._log(id, row)
         if log is not None:
-            with contextlib.suppress(GoneError):
+            try:
                 await log.close()
+            except GoneError:  # another front end has finished it; this log may not have been read to its end
+                return
             if log.state == State.sealed:
                 return
             await self._spend(id, log)
             final = {"state": State.aborted, "accepted": len(log.members)}
             row = await self._rows.change(id, lambda row: None if row.over else replace(row, **final))
-        await self._drop(row)
+        await self._drop(id, row)
 
     def extend(self, id: BatchId, deadline: float) -> None:
         """See `Store`."""
@@ -321,15 +342,22 @@ class NatsStore(Store):
         if log is not None:
             log.stop()
 
-        async def drop() -> None:
-            with contextlib.suppress(StorageError):  # the next start finds it
-                await self._drop(row)
+        self._broker.spawn(self._quietly(self._drop(id, row)))
 
-        self._broker.spawn(drop())
+    async def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin some deleting that nobody waits for."""
+        self._broker.spawn(self._quietly(work))
 
-    async def _drop(self, row: Row) -> None:
-        for stream in row.needless:
-            await self._broker.drop(stream)
+    @staticmethod
+    async def _quietly(work: Coroutine[Any, Any, None]) -> None:
+        with contextlib.suppress(StorageError):  # the next start finds it
+            await work
+
+    async def _drop(self, id: BatchId, row: Row) -> None:
+        """Delete the streams that a batch does not need any more, whoever made them."""
+        for stream in await self._broker.streams(self._prefix(id)):
+            if not row.needs(stream):
+                await self._broker.drop(stream)
 
     def erase(self) -> None:
         """See `Store`."""
@@ -338,11 +366,10 @@ class NatsStore(Store):
     async def _sweep(self) -> None:
         """Delete what processes that died have left behind."""
         await self._rows.refresh()
-        rows = self._rows.all().values()
-        needless = {stream for row in rows for stream in row.needless}
-        named = {stream for row in rows for stream in (row.reports, row.release)}
-        for stream, made in (await self._broker.streams(self._batches)).items():
-            if stream in needless or (stream not in named and made < time.time() - ABANDONED):
+        rows = {self._prefix(id): row for id, row in self._rows.all().items()}
+        for stream in await self._broker.streams(self._batches):
+            row = rows.get(stream[: stream.rindex("-") + 1])
+            if row is not None and not row.needs(stream):
                 await self._broker.drop(stream)
 
     def close(self) -> None:
