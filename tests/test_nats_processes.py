@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,45 +47,44 @@ def test_killed_in_the_middle_of_batches(tmp_path: Path, cluster: Cluster) -> No
         rounds.play(30, lambda: kill("worker-0", "front-1"))
 
 
-def _died(system: FrontEnds, crowd: Crowd) -> str | None:
+def _die_at(system: FrontEnds, labels: list[str]) -> None:
+    """A run in which, label after label, the front end that comes to it first dies there, and the others with it.
+
+    All have the same label: of a batch's steps one front end does some, and another the rest.
+    """
+    crowd: Crowd | None = None
+    for label in [*labels, ""]:
+        for name in system.fronts:
+            system.start(name, label)
+        if crowd is None:
+            crowd = Crowd(system, bytes.fromhex(system.start("coordinator")["task"]))
+        if label:
+            until(partial(_died, system, crowd))
+            for name in system.fronts:
+                if not system.died(name):
+                    system.kill(name)
+    assert crowd is not None
+    finish(system, crowd)
+    for name in system.fronts:
+        assert system.client.get(f"{system.at(name)}/readyz").status_code == 200
+
+
+def _died(system: FrontEnds, crowd: Crowd) -> bool:
     crowd.step()
-    return next((name for name in system.fronts if system.died(name)), None)
+    return any(system.died(name) for name in system.fronts)
 
 
 def test_killed_at_every_labelled_point(tmp_path: Path, cluster: Cluster) -> None:
-    """A run of the real coordinator; whichever front end comes to a label dies there, the next has another label."""
-    labels = list(faults.SHUFFLER_LABELS)
-    random.Random(4).shuffle(labels)
     with front_ends(tmp_path, cluster, workers=0, episodes=200) as system:
-        for name in system.fronts:
-            system.start(name, labels.pop())
-        crowd = Crowd(system, bytes.fromhex(system.start("coordinator")["task"]))
-        dead = 0
-        while dead < len(faults.SHUFFLER_LABELS):
-            name = until(lambda: _died(system, crowd))
-            dead += 1
-            system.start(name, labels.pop() if labels else "")
-        finish(system, crowd)
+        _die_at(system, random.Random(4).sample(faults.SHUFFLER_LABELS, len(faults.SHUFFLER_LABELS)))
         batches = len(system.ask("/v1/batches")["batches"])
-        for name in system.fronts:
-            assert system.client.get(f"{system.at(name)}/readyz").status_code == 200
     assert ledger_of(system) == [f"batch {number}" for number in range(batches)]
 
 
 def test_masked_sums_through_two_front_ends_that_die_between_seal_and_release(tmp_path: Path, cluster: Cluster) -> None:
     """Seeds, exclusion and sum come from whichever is alive; what is counted is what was sent, once."""
-    labels = ["order", "seeds", "exclude", "sum"]
-    random.Random(5).shuffle(labels)
     with front_ends(tmp_path, cluster, workers=0, episodes=24, transport="sums") as system:
-        for name in system.fronts:
-            system.start(name, labels.pop())
-        crowd = Crowd(system, bytes.fromhex(system.start("coordinator")["task"]))
-        for _ in range(4):
-            name = until(lambda: _died(system, crowd))
-            system.start(name, labels.pop() if labels else "")
-        finish(system, crowd)
+        _die_at(system, ["seeds", "sum", "order", "exclude"])
         batches = system.ask("/v1/batches")["batches"]
         assert {batch["transport"] for batch in batches} == {"sums"}
-        for name in system.fronts:
-            assert system.client.get(f"{system.at(name)}/readyz").status_code == 200
     assert ledger_of(system) == [f"batch {number}" for number in range(len(batches))]
