@@ -35,7 +35,7 @@ test-ray: install
 	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --editable '.[dev,ray]'
 	$(BIN)/pytest -k ray tests/test_sweep.py tests/test_reproduce.py
 
-# The site needs nothing from outside: open site/index.html, or serve the folder. (--quiet would hide from --strict what it
+# The site needs nothing from outside: serve the folder, or open site/index.html, where only search is missing. (--quiet would hide from --strict what it
 # must see.)
 docs: install
 	$(BIN)/mkdocs build --strict --site-dir site

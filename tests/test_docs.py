@@ -28,6 +28,7 @@ def test_the_site(tmp_path: Path) -> None:
     _has_every_command(tmp_path)
     _has_pages_for_links_into_the_repository(tmp_path)
     _has_pictures_that_follow_its_colours(tmp_path)
+    assert '<a href="index.html">All errors</a>' in (tmp_path / "errors" / "late.html").read_text()
 
 
 class _Fetches(HTMLParser):

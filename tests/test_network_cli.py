@@ -200,7 +200,7 @@ def test_transports_are_compared(call: Call) -> None:
     assert 1000 < few["tags_cheaper_from_users"] == many["tags_cheaper_from_users"] <= 1_000_000
     code, text = call("transport", *large)
     assert code == 0
-    assert f"Tags are from {few['tags_cheaper_from_users']:,} users on" in text
+    assert f"Tags are so from {few['tags_cheaper_from_users']:,} users on" in text
     assert "bound what one user can falsify" in text
     assert "masked sums end at 2^31" in str(call("transport", "--epsilon", "1", "--users", str(2**31))[0])
 

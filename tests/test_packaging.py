@@ -48,6 +48,7 @@ def _wheel_holds_the_package_alone(wheel: Path) -> None:
         path.relative_to(ROOT / "src").as_posix() for path in tracked
     }
     assert {"shufflerl/py.typed", "shufflerl/experiments/report.html"} <= set(names)
+    assert "shufflerl/network/pages/coordinator.html" in names
 
 
 def _source_holds_what_builds_and_tests_it(source: Path) -> None:
@@ -91,6 +92,11 @@ def _installed(wheel: Path, folder: Path) -> Path:
     return place / "bin"
 
 
+def test_the_network_extra_brings_what_its_nodes_play() -> None:
+    """Without Gymnasium `shufflerl demo` would start all roles and then find that its nodes cannot play."""
+    assert "gymnasium" in _needed("shufflerl", {"network"}, set())
+
+
 def _run(bare: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command of the bare installation, from a folder without the repository."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
@@ -111,7 +117,17 @@ def _works(bare: Path, folder: Path) -> None:
 
 #: What needs an extra, and which.
 NEEDY = {
-    "network": ["demo", "shuffler", "coordinator", "node", "status", "policy", "keys x", "tokens x y"],
+    "network": [
+        "demo",
+        "shuffler",
+        "coordinator",
+        "node",
+        "status",
+        "policy",
+        "keys x",
+        "tokens x y",
+        "transport --epsilon 1 --users 9",
+    ],
     "experiments": ["sweep sweep.toml", "compare results", "reproduce --quick"],
     "plots": ["run riverswim --plot x.png"],
     "gymnasium": ["run gymnasium --env-param id=FrozenLake-v1 --env-param horizon=4"],

@@ -249,6 +249,41 @@ def batch() -> Picture:
     return p
 
 
+def sums() -> Picture:
+    """A masked sum of two users, in numbers."""
+    p = Picture(
+        "sums",
+        920,
+        300,
+        "A masked sum of two users",
+        "Each user adds a mask to its counts and sends the result, and the seed of the mask sealed to the coordinator. "
+        "The shuffler adds up what was sent and permutes the seeds. The coordinator subtracts the masks from the sum.",
+    )
+    users = (("user 1", "0 1 0 2", "9 4 7 1", "9 5 7 3"), ("user 2", "1 0 0 1", "3 8 6 5", "4 8 6 6"))
+    for top, (name, counts, mask, sent) in zip((20, 140), users, strict=True):
+        p.box(24, top, 250, 104, "user")
+        p.words(149, top + 23, name, colour="user", size=15, bold=True)
+        lines = (("counts, with noise", counts, "user"), ("mask, from a seed", mask, "noise"), ("sent", sent, "ink"))
+        for i, (what, numbers, colour) in enumerate(lines):
+            p.words(40, top + 47 + 22 * i, what, size=13, at="start")
+            p.words(258, top + 47 + 22 * i, numbers, colour=colour, size=15, at="end")
+        p.arrow((278, top + 84), (366, 116 if top == 20 else 156))
+    p.card(370, 74, 200, "mix", "shuffler", "adds what was sent:", "3 3 3 9", "permutes sealed seeds")
+    p.card(670, 62, 226, "learn", "coordinator", "masks of all seeds:", "2 2 3 6", "3 3 3 9 less 2 2 3 6", "= 1 1 0 3")
+    p.arrow((574, 100), (666, 100))
+    p.words(620, 92, "seeds", size=13, colour="soft")
+    p.arrow((574, 146), (666, 146))
+    p.words(620, 138, "one sum", size=13, colour="soft")
+    p.words(
+        460,
+        280,
+        "Digits modulo 10 here, modulo 2^16 or 2^32 in earnest. What was sent is random to all who lack the seed.",
+        size=13,
+        colour="soft",
+    )
+    return p
+
+
 def zones() -> Picture:
     """Which containers share a network."""
     p = Picture(
@@ -277,7 +312,7 @@ def zones() -> Picture:
     return p
 
 
-PICTURES = (trust, sees, epsilon, batch, zones)
+PICTURES = (trust, sees, epsilon, batch, sums, zones)
 
 if __name__ == "__main__":
     for draw in PICTURES:

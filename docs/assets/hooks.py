@@ -56,8 +56,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links into the repository to those pages."""
+    """Lead links into the repository to those pages, and every error back to all errors."""
     here = page.file.src_uri
+    if here.startswith("errors/") and not page.is_index:
+        markdown += "\n[All errors](index.md)\n"
 
     def led(match: re.Match[str]) -> str:
         path = _target(here, match[1])

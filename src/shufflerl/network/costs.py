@@ -140,7 +140,7 @@ def told(figures: dict[str, Any]) -> str:
             f"{figures['noise_mean']:,.1f} on each; {BYTES_PER_SECOND / 1e6:g} MB count as a second.",
             *rows,
             f"Cheaper: {figures['cheaper']}. "
-            + ("Masked sums are for any number." if after is None else f"Tags are from {after:,} users on."),
+            + ("Sums are so for any number of users." if after is None else f"Tags are so from {after:,} users on."),
             "Tags bound what one user can falsify, masked sums do not: see docs/transports.md.",
         ]
     )
