@@ -136,7 +136,11 @@ def test_a_run_from_beginning_to_end(system: System) -> None:
     assert sum(record.batch.users for record in records) == 80
     assert [record.messages for record in records] == [record.batch.users for record in records]
     assert system.coordinator.ledger.spent <= 8.0
-    assert system.coordinator.certificate().epsilon <= 8.0
+    certificate = system.coordinator.certificate()
+    assert certificate.epsilon <= 8.0
+    assert "added up under masks" in certificate.mechanism
+    assert "adding shuffler" in certificate.assumptions
+    assert "honest shuffler" not in certificate.assumptions
 
 
 def test_who_is_excluded_is_counted_nowhere(system: System, monkeypatch: pytest.MonkeyPatch) -> None:

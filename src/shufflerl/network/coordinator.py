@@ -391,18 +391,27 @@ class Coordinator:
         excludable = 0.0 if self.run.transport == "tags" else self.run.excludable
         noise = agreement.noise_for(self.run.budget, query, self.run.honest_fraction, excludable)
         honest = PoissonNoise(noise.mean * (self.run.honest_fraction - excludable))
+        mechanism, assumptions = Shuffle.mechanism, Shuffle.assumptions
+        if self.run.transport != "tags":
+            sums = (
+                "counts of one-bit messages with Poisson noise tags, added up under masks per batch, up to "
+                f"{excludable:g} of the reports left out"
+            )
+            mechanism = sums if self.run.transport == "sums" else f"{mechanism}; or {sums}"
+            others = [name for name in assumptions if self.run.transport == "auto" or name != "honest shuffler"]
+            assumptions = (*others, "adding shuffler")
         return Certificate(
             epsilon=privacy_loss(honest, query.changed_counters).epsilon(self.run.budget.delta),
             delta=self.run.budget.delta,
             budget_epsilon=self.run.budget.epsilon,
             model=Shuffle.model,
-            mechanism=Shuffle.mechanism,
+            mechanism=mechanism,
             noise_sd=noise.sd,
             noise_on=Shuffle.noise_on,
             changed_counters=query.changed_counters,
             participations=1,
             honest_fraction=self.run.honest_fraction,
-            assumptions=Shuffle.assumptions,
+            assumptions=assumptions,
         )
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ ASSUMPTIONS = {
     "unique users": "A user takes part in as many batches of the run as the certificate says, and no more.",
     "honest shuffler": "The shuffler permutes each batch and does not collude with the coordinator. If it does, what "
     "remains is each user's own noise, one part in n of a batch of n users.",
+    "adding shuffler": "The shuffler hands over one sum of each batch, leaves out no more reports than announced, and "
+    "does not collude with the coordinator. If it does, what remains is each user's own noise.",
     "honest users": "At least this fraction of the users of a batch add the noise they were told to: {fraction:g}. "
     "Dropped noise beyond that weakens the guarantee for all.",
     "one report": "A user reports one family and step. Simulated batches of several users draw these independently "
