@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from shufflerl import CountPopulation
+from shufflerl.learners.base import Learner
+from shufflerl.privatizers.base import Privatizer
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -92,3 +96,18 @@ def peak_megabytes() -> float:
     """The most this process held. getrusage would count in what its parent held when it was started."""
     status = Path("/proc/self/status").read_text()
     return float(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def slowest_batch(learner: Learner, population: CountPopulation, privatizer: Privatizer) -> float:
+    """The most processor seconds of a run in which the learner plans a batch and learns from it, without the users."""
+    slowest = 0.0
+    while learner.episodes_left:
+        began = time.process_time()
+        batch = learner.next_batch()
+        planned = time.process_time() - began
+        assert batch is not None
+        release = privatizer.release(population.play(batch))
+        began = time.process_time()
+        learner.observe(release)
+        slowest = max(slowest, planned + time.process_time() - began)
+    return slowest

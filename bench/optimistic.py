@@ -7,13 +7,12 @@ process of its own; `run` starts them. Times are of the processor: what else the
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from functools import partial
 
 import numpy as np
 
-from bench.measure import Figure, cpu_seconds, in_process, print_measure
+from bench.measure import Figure, cpu_seconds, in_process, print_measure, slowest_batch
 from shufflerl import MDP, CountPopulation, envs, learn, privatizers
 from shufflerl.errors import PrivacyWarning
 from shufflerl.history import History
@@ -79,21 +78,10 @@ def scale() -> list[Figure]:
     ]
 
 
-def slowest_batch(n_states: int, branching: int | None) -> float:
+def slowest_of(n_states: int, branching: int | None) -> float:
     """What the learner takes at most to plan a batch and to learn from it."""
     mdp = table("random", 7, n_states=n_states, n_actions=5, horizon=20, branching=branching)
-    learner, population, privatizer = parties(mdp, 500, 10**8, 1.0)
-    slowest = 0.0
-    while learner.episodes_left:
-        began = time.process_time()
-        batch = learner.next_batch()
-        planned = time.process_time() - began
-        assert batch is not None
-        release = privatizer.release(population.play(batch))
-        began = time.process_time()
-        learner.observe(release)
-        slowest = max(slowest, planned + time.process_time() - began)
-    return slowest
+    return slowest_batch(*parties(mdp, 500, 10**8, 1.0))
 
 
 #: What `in_process` can measure: states, and next states of each.
@@ -127,5 +115,5 @@ def table(name: str, seed: int, **parameters: object) -> MDP:
 
 
 if __name__ == "__main__":
-    slowest_batch(2, None)  # compile
-    print_measure(partial(slowest_batch, *MEASURES[sys.argv[1]]))
+    slowest_of(2, None)  # compile
+    print_measure(partial(slowest_of, *MEASURES[sys.argv[1]]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, sparse
 
-from bench.measure import Figure, in_process, medians, print_measure, seconds
+from bench.measure import Figure, in_process, medians, print_measure, seconds, slowest_batch
 from shufflerl import MDP, CountPopulation, envs, learn, policy_sets, privatizers
 from shufflerl.checks import BoolArray
 from shufflerl.errors import PrivacyWarning
@@ -173,18 +172,7 @@ def enumerated_apart() -> float:
 def large_stage() -> float:
     """The slowest stage of a run: what the learner takes to plan and to learn, without the users."""
     mdp = table("random", 7, n_states=100, n_actions=5, horizon=20)
-    learner, population, privatizer = parties(mdp, 500, EPISODES, None)
-    slowest = 0.0
-    while learner.episodes_left:
-        began = time.perf_counter()
-        batch = learner.next_batch()
-        planned = time.perf_counter() - began
-        assert batch is not None
-        release = privatizer.release(population.play(batch))
-        began = time.perf_counter()
-        learner.observe(release)
-        slowest = max(slowest, planned + time.perf_counter() - began)
-    return slowest
+    return slowest_batch(*parties(mdp, 500, EPISODES, None))
 
 
 #: What `in_process` can measure.

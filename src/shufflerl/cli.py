@@ -15,6 +15,7 @@ from shufflerl import __version__
 from shufflerl.errors import ShuffleRLError
 from shufflerl.experiments import commands
 from shufflerl.network import commands as network_commands
+from shufflerl.options import AsJson
 
 if TYPE_CHECKING:
     from shufflerl.experiment import Run, Setting
@@ -64,7 +65,7 @@ def version() -> None:
 
 @app.command()
 def envs(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the environments and their parameters."""
     from shufflerl.envs import ENVIRONMENTS
@@ -105,7 +106,7 @@ def run(
     privatizer_param: Annotated[
         list[str] | None, typer.Option(help="Privatizer parameter, repeatable.", metavar="K=V")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")] = False,
+    as_json: AsJson = False,
     plot: Annotated[Path | None, typer.Option(help="Save a figure of the regret curves here.", metavar="FILE")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print what the first seed did, stage by stage.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Tell the most telling of these stages in words.")] = False,
@@ -160,7 +161,6 @@ Delta = Annotated[float, typer.Option(help="Probability of privacy failure.")]
 Gamma = Annotated[float, typer.Option(help="Fraction of users assumed to add their noise, in (0, 1].")]
 States = Annotated[int, typer.Option(help="Number of states, X.")]
 Actions = Annotated[int, typer.Option(help="Number of actions, A.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
 
 
 @app.command()

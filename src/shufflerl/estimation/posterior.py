@@ -19,13 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import FloatArray
+from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.estimation.flow import conserve
 from shufflerl.mdp import Problem
 
 _OF_BATCHES = ("users", "noises", "policies", "cells", "surplus", "counted", "counted_variance")
+
+_Seven = tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
+Rows = tuple[IntArray, NDArray[np.int32], *_Seven]
 
 #: Passes over all batches after each release: the visits need the rows, the rows need the visits.
 _PASSES = 2
@@ -72,6 +75,12 @@ class Posterior:
         """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could or more."""
         largest = max(float(self.differences.sum()), float(self.reward_differences.sum())) / self.differences.size
         return 1.0 - min(1.0, 5.0 * largest)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows and their errors, in the order in which plans are made on them."""
+        transitions = *self._rows, self.probabilities, self.prior, self.spread, self.sampling, self.noise
+        return *transitions, self.rewards, self.reward_variances
 
     def add(self, release: Release) -> None:
         """Take in the full release of a batch that played a single policy."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shufflerl.options import AsJson
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -140,7 +142,7 @@ def compare(
     per_budget: Annotated[
         bool, typer.Option("--per-budget", help="Compare only settings of the same privacy budget.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare the settings of a sweep: means, intervals, areas under the curve, paired tests."""
     from shufflerl.experiments import compare as comparison

@@ -83,15 +83,7 @@ class Optimistic(Learner):
         posterior, problem = self.posterior, self.problem
         policy: PolicyArray = np.empty((problem.horizon, problem.n_states), dtype=np.int32)
         optimistic_policy(
-            problem.layout.row_starts,
-            problem.layout.successors,
-            posterior.probabilities,
-            posterior.prior,
-            posterior.spread,
-            posterior.sampling,
-            posterior.noise,
-            posterior.rewards,
-            posterior.reward_variances,
+            *posterior.rows,
             posterior.reward_differences,
             posterior.visits,
             optimism * worth_trying(float(users), float(self.episodes_left - users)),
@@ -118,19 +110,7 @@ class Optimistic(Learner):
         if playing is None or start is None or self.batches_observed == 0:
             return View()
         (policy,) = playing.policies
-        mean, variance = policy_estimate(
-            self.problem.layout.row_starts,
-            self.problem.layout.successors,
-            posterior.probabilities,
-            posterior.prior,
-            posterior.spread,
-            posterior.sampling,
-            posterior.noise,
-            posterior.rewards,
-            posterior.reward_variances,
-            posterior.alike,
-            policy,
-        )
+        mean, variance = policy_estimate(*posterior.rows, posterior.alike, policy)
         value, error = float(start @ mean), _SHOWN * math.sqrt(float(start @ variance))
         when = "now" if self.waits else "last"
         meaning = f"of the policy played {when}, give or take {_SHOWN:g} standard errors by the learner's own model"

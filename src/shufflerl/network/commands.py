@@ -12,9 +12,9 @@ import typer
 
 from shufflerl.errors import StorageError
 from shufflerl.network import check_installed as _installed
+from shufflerl.options import AsJson
 
 File = Annotated[Path | None, typer.Argument(help="Settings as TOML; see docs/network.md.", metavar="[FILE]")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
 Address = Annotated[str, typer.Option(help="Where the coordinator listens.", metavar="URL")]
 COORDINATOR = "http://127.0.0.1:8741"
 
