@@ -392,6 +392,16 @@ def test_values_larger_than_a_message(front: Front) -> None:
     assert store.chunk(ID, 0) == other.chunk(ID, 0) == chunk
 
 
+def test_ids_of_a_batch_that_is_still_open_are_not_stored_as_spent(front: Front) -> None:
+    """A part of them in the place of all would let the others take part again."""
+    store = front()
+    store.create(ROW, KEY)
+    store.add(ID, REPORTS[:1])
+    with pytest.raises(StorageError, match="not decided yet"):
+        store._broker.run(store._spend(ID, store._logs[ID]))
+    assert store._broker.run(store._broker.get(store._spent, subject=f"{store._spent}.{TASK_NAME}")) is None
+
+
 def test_what_is_deleted_is_in_no_file_of_any_server(front: Front) -> None:
     store = front()
     reports = [(os.urandom(16), os.urandom(size)) for size in [30, 300, 3_000] * 10]
