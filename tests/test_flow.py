@@ -205,8 +205,13 @@ def test_the_stated_variance_of_visits_is_the_true_one(sparse: bool, first: str,
         mdp = random_mdp(seed, 4, 4, 2, sparse=sparse, start=0 if first == "one" else None)
         start = None if first == "unknown" else mdp.start
         release, _ = _release(mdp, 500, random_mixture(mdp, policies, seed), 20.0, seed)
-        true = 400.0 * (_sensitivities(release, start)[1] ** 2).sum(axis=-1)
-        np.testing.assert_allclose(conserve(release, start).variance, true, rtol=1e-5, atol=1e-5)
+        values, visits = _sensitivities(release, start)
+        conserved = conserve(release, start)
+        true = 400.0 * (visits**2).sum(axis=-1)
+        np.testing.assert_allclose(conserved.variance, true, rtol=1e-5, atol=1e-5)
+        rows = values[mdp.layout.size :].reshape(*mdp.rewards.shape, 2, -1).sum(axis=-2)
+        np.testing.assert_allclose(conserved.row_visits.sum(axis=-1), conserved.visits, atol=1e-6)
+        np.testing.assert_allclose(conserved.row_variance, 400.0 * (rows**2).sum(axis=-1), rtol=1e-5, atol=1e-5)
 
 
 def test_the_stated_variance_of_visits_holds_for_the_noise_of_the_shuffle_model() -> None:

@@ -18,20 +18,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from shufflerl.checks import BoolArray, FloatArray
-from shufflerl.counts import Release
+from shufflerl.counts import CountQuery, Release
 
 
 @dataclass(frozen=True, eq=False)
 class Conserved:
     """A release in which users are conserved.
 
-    `values` are the counters in order of tags; `visits[h, x]` how many users were in a state, with error variance
-    `variance[h, x]`.
+    `values` are the counters in order of tags; `visits[h, x]` how many users were in a state and `row_visits[h, x, a]`
+    how many took an action there, with error variances `variance` and `row_variance`.
     """
 
     values: FloatArray
     visits: FloatArray
     variance: FloatArray
+    row_visits: FloatArray
+    row_variance: FloatArray
 
 
 def conserve(release: Release, start: FloatArray | None) -> Conserved:
@@ -39,12 +41,12 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
     from shufflerl.kernels import flow
 
     query, noise = release.batch.query, release.noise.variance
-    shape = (query.horizon, query.n_states)
-    if noise == 0:
-        counts = release.values[query.row_starts[-1] :].reshape(*shape, -1).sum(axis=-1)
-        return Conserved(release.values, counts, np.zeros(shape))
-    values, visits, variance = release.values.copy(), np.empty(shape), np.empty(shape)
     live = _live(release, start)
+    row_variance = np.zeros(live.shape)
+    if noise == 0:
+        rows = _row_visits(query, release.values)
+        return Conserved(release.values, rows.sum(axis=-1), row_variance.sum(axis=-1), rows, row_variance)
+    values, visits, variance = release.values.copy(), np.empty(live.shape[:2]), np.empty(live.shape[:2])
     flow.conserve(
         values,
         query.row_starts,
@@ -54,8 +56,16 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
         1e-3 * np.sqrt(noise),
         visits,
         variance,
+        row_variance,
     )
-    return Conserved(values, visits, noise * variance)
+    return Conserved(values, visits, noise * variance, _row_visits(query, values), noise * row_variance)
+
+
+def _row_visits(query: CountQuery, values: FloatArray) -> FloatArray:
+    """How many users the two rewards of every row count together."""
+    pays = values[query.row_starts[-1] :].reshape(query.horizon, query.n_states, query.n_actions, 2)
+    total: FloatArray = pays.sum(axis=-1)
+    return total
 
 
 def _live(release: Release, start: FloatArray | None) -> BoolArray:

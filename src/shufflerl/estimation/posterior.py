@@ -2,9 +2,9 @@
 
 Three questions, each a model in a sentence and a kernel beside its formula (`kernels/posterior.py`):
 
-1. How many users were where? A batch's counted visits are off by noise; its policy and the rows known so far predict
-   them too. Both are weighed as in Kalman's filter (`pool`), which then pools the rows of all batches by weights that
-   fall with noise.
+1. How many users were where? A batch's counted visits are off by noise; its policies and the rows known so far
+   predict them too. Both are weighed as in Kalman's filter (`kernels/pooling.py`), which then pools the rows of all
+   batches by weights that fall with noise.
 2. Is the problem the same at every step? A row at one step is drawn around its mean over the steps, by an unknown
    spread: the data say how likely each spread is, for the transitions and rewards of every state and action, and what
    law these spreads have over the problem (`compare_steps`).
@@ -19,55 +19,88 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.checks import BoolArray, FloatArray, IntArray
 from shufflerl.counts import Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.estimation.flow import conserve
 from shufflerl.mdp import Problem
 
-_OF_BATCHES = ("users", "noises", "policies", "cells", "surplus", "counted", "counted_variance")
+_Eight = tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
+Rows = tuple[IntArray, NDArray[np.int32], *_Eight]
 
-_Seven = tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
-Rows = tuple[IntArray, NDArray[np.int32], *_Seven]
+#: What is kept of every batch, and as what; how many rows and cells a batch has follows from its policies.
+_KEPT: dict[str, type] = {
+    "users": np.float64,
+    "noises": np.float64,
+    "mixed": np.int64,
+    "policies": np.int32,
+    "weights": np.float64,
+    "surplus": np.float64,
+    "counted": np.float64,
+    "counted_variance": np.float64,
+    "cells": np.float64,
+}
 
 #: Passes over all batches after each release: the visits need the rows, the rows need the visits.
 _PASSES = 2
 
 
+class _Column:
+    """An array that grows at its end, by doubling its room."""
+
+    def __init__(self, kind: type, shape: tuple[int, ...] = ()) -> None:
+        self._room: NDArray[Any] = np.empty((1, *shape), dtype=kind)
+        self._length = 0
+
+    @property
+    def values(self) -> NDArray[Any]:
+        return self._room[: self._length]
+
+    def extend(self, values: NDArray[Any]) -> None:
+        """Add values at the end."""
+        length = self._length + len(values)
+        if length > len(self._room):
+            room = np.empty((max(length, 2 * len(self._room)), *self._room.shape[1:]), dtype=self._room.dtype)
+            room[: self._length] = self.values
+            self._room = room
+        self._room[self._length : length] = values
+        self._length = length
+
+
 class Posterior:
     """Estimates of all rows and their errors, made anew after every release.
 
-    Of releases of single policies. `probabilities` and `prior` have one number per possible transition, in order of
-    tags; what has one number per row is [h, x, a]: its `rewards` and their `reward_variances`, the errors `sampling`
-    and `noise` of the pooled data, the `spread` of the prior, the `visits` so far. `differences[x, a]` and
+    `probabilities`, `prior` and `doubt` have one number per possible transition, in order of tags; what has one number
+    per row is [h, x, a]: its `rewards` and their `reward_variances`, the errors `sampling` and `noise` of the pooled
+    data, the same of rewards, the `spread` of the prior, the `visits` so far. `differences[x, a]` and
     `reward_differences[x, a]` say how much the steps differ: 0 not at all, 2/3 in every way.
     """
 
-    def __init__(self, problem: Problem, most_batches: int) -> None:
-        layers, states, actions = problem.layout.shape
+    def __init__(self, problem: Problem) -> None:
+        _, states, actions = problem.layout.shape
         self._problem = problem
         self._rows = problem.layout.row_starts, problem.layout.successors
-        widths = np.diff(problem.layout.row_starts).reshape(layers, states, actions)
-        self._widths = widths
+        widths = np.diff(problem.layout.row_starts)
+        self._widths = np.concatenate([widths, np.zeros(states * actions, dtype=widths.dtype)])  # none after the last
         shape = (problem.horizon, states)
-        self._batches = 0
-        # Of each batch; pages of memory are taken as they are filled.
-        self._users, self._noises = np.empty((2, most_batches))
-        self._policies: NDArray[np.int32] = np.empty((most_batches, *shape), dtype=np.int32)
-        self._cells: FloatArray = np.empty((most_batches, int(widths.max(axis=-1).sum()) if layers else 0))
-        self._surplus, self._counted, self._counted_variance = np.empty((3, most_batches, *shape))
+        self._kept = {name: _Column(kind, shape if name == "policies" else ()) for name, kind in _KEPT.items()}
+        self._played = _Column(np.int64)  # the rows of all batches, and where those of each begin
+        self._first_row, self._first_cell = _Column(np.int64), _Column(np.int64)
+        for first in (self._first_row, self._first_cell):
+            first.extend(np.zeros(1, dtype=np.int64))
 
         rows = (*shape, actions)
         self.visits: FloatArray = np.zeros(rows)
         self.sampling, self.noise = np.full((2, *rows), np.inf)
         self.spread: FloatArray = np.zeros(rows)
         self.rewards, self.reward_variances = np.zeros((2, *rows))
-        self.prior: FloatArray = np.repeat(1.0 / widths.ravel(), widths.ravel())
+        self.prior: FloatArray = np.repeat(1.0 / widths, widths)
         self.probabilities: FloatArray = self.prior.copy()
         self.differences, self.reward_differences = np.zeros((2, states, actions))
+        self.doubt: FloatArray = np.ones_like(self.prior)
         self._raw = np.zeros_like(self.prior)
         self._uncertainty = np.full(rows, 0.05)
-        self._raw_rewards, self._reward_sampling, self._reward_noise = np.zeros((3, *rows))
+        self._raw_rewards, self.reward_sampling, self.reward_noise = np.zeros((3, *rows))
         self._fit()
 
     @property
@@ -79,43 +112,63 @@ class Posterior:
     @property
     def rows(self) -> Rows:
         """The rows and their errors, in the order in which plans are made on them."""
-        transitions = *self._rows, self.probabilities, self.prior, self.spread, self.sampling, self.noise
+        transitions = *self._rows, self.probabilities, self.prior, self.doubt, self.spread, self.sampling, self.noise
         return *transitions, self.rewards, self.reward_variances
 
+    @property
+    def noise_variance(self) -> float:
+        """The variance of a counter's noise in the last release; 0 before the first."""
+        noises = self._kept["noises"].values
+        return float(noises[-1]) if len(noises) else 0.0
+
     def add(self, release: Release) -> None:
-        """Take in the full release of a batch that played a single policy."""
-        problem, batch, b = self._problem, release.batch, self._batches
-        (policy,) = batch.mixture.policies
+        """Take in the full release of a batch."""
+        problem, mixture = self._problem, release.batch.mixture
         conserved = conserve(release, problem.start)
         moved, paid = conserved.values[: problem.layout.size], conserved.values[problem.layout.size :]
-        played = np.arange(problem.n_actions) == policy[..., None]
-        self._users[b], self._noises[b] = batch.users, release.noise.variance
-        self._policies[b] = policy
-        cells = moved[np.repeat(played[:-1].ravel(), self._widths.ravel())]
-        self._cells[b, : len(cells)] = cells
-        self._surplus[b] = np.diff(paid.reshape(-1, 2)[played.ravel()], axis=-1).reshape(policy.shape)
-        self._counted[b], self._counted_variance[b] = conserved.visits, conserved.variance
-        self._batches += 1
+        played = self._mark_played(mixture.policies)
+        batch = {
+            "users": np.array([release.batch.users]),
+            "noises": np.array([release.noise.variance]),
+            "mixed": np.array([len(mixture.policies)]),
+            "policies": mixture.policies,
+            "weights": mixture.weights,
+            "surplus": np.diff(paid.reshape(-1, 2)[played], axis=-1).ravel(),
+            "counted": conserved.row_visits.ravel()[played],
+            "counted_variance": conserved.row_variance.ravel()[played],
+            "cells": moved[np.repeat(played, self._widths)],
+        }
+        for name, values in batch.items():
+            self._kept[name].extend(values)
         for _ in range(_PASSES):
             self._fit()
 
+    def _mark_played(self, policies: NDArray[np.int32]) -> BoolArray:
+        """Which rows some policy of a batch plays; notes where the next batch's rows and cells begin."""
+        played: BoolArray = (policies[..., None] == np.arange(self._problem.n_actions)).any(axis=0).ravel()
+        self._played.extend(np.flatnonzero(played))
+        self._first_row.extend(self._first_row.values[-1:] + played.sum())
+        self._first_cell.extend(self._first_cell.values[-1:] + self._widths[played].sum())
+        return played
+
     def _fit(self) -> None:
-        from shufflerl.kernels.posterior import compare_steps, pool, shrink_rewards, shrink_transitions
+        from shufflerl.kernels.pooling import Batches, pool
+        from shufflerl.kernels.posterior import compare_steps, shrink_rewards, shrink_transitions
 
         problem, rows = self._problem, self._rows
         self._before = self.probabilities.copy(), self._uncertainty.copy()
         start = np.full(problem.n_states, 1.0 / problem.n_states) if problem.start is None else problem.start
         transitions = self._raw, self.sampling, self.noise
-        rewards = self._raw_rewards, self._reward_sampling, self._reward_noise
+        rewards = self._raw_rewards, self.reward_sampling, self.reward_noise
+        kept = {name: column.values for name, column in self._kept.items()}
+        firsts = {
+            "first_policy": np.concatenate([[0], np.cumsum(kept.pop("mixed"))]),
+            "first_row": self._first_row.values,
+            "rows": self._played.values,
+            "first_cell": self._first_cell.values,
+        }
         pool(
-            self._batches,
-            self._users,
-            self._noises,
-            self._policies,
-            self._cells,
-            self._surplus,
-            self._counted,
-            self._counted_variance,
+            Batches(**kept, **firsts),
             start,
             problem.start is not None,
             *rows,
@@ -127,25 +180,49 @@ class Posterior:
         )
         compare_steps(*rows, *transitions, *rewards, self.differences, self.reward_differences)
         shrink_transitions(
-            *rows, *transitions, self.differences, self.prior, self.spread, self.probabilities, self._uncertainty
+            *rows,
+            *transitions,
+            self.differences,
+            self.prior,
+            self.spread,
+            self.probabilities,
+            self._uncertainty,
+            self.doubt,
         )
         shrink_rewards(*rewards, self.reward_differences, self.rewards, self.reward_variances)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         """The batches taken in, and where the last pass over them began: repeating that pass gives all the rest."""
-        taken = {name: getattr(self, f"_{name}")[: self._batches] for name in _OF_BATCHES}
-        return taken | {"probabilities": self._before[0], "uncertainty": self._before[1]}
+        kept = {name: column.values for name, column in self._kept.items()}
+        return kept | {"probabilities": self._before[0], "uncertainty": self._before[1]}
 
     def recall(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Put back what `memory` gave."""
-        batches = len(arrays.get("users", ()))
-        room = {name: getattr(self, f"_{name}")[:batches] for name in _OF_BATCHES}
-        room |= {"probabilities": self.probabilities, "uncertainty": self._uncertainty}
-        for name, mine in room.items():  # compiled code trusts their shapes
+        """Put what `memory` gave into a new posterior."""
+        self._check("mixed", arrays, len(arrays.get("users", ())))
+        mixed = arrays["mixed"]
+        batches, policies = len(mixed), int(mixed.sum())
+        for name in ("users", "noises"):
+            self._check(name, arrays, batches)
+        for name in ("policies", "weights"):
+            self._check(name, arrays, policies)
+        if (mixed < 1).any() or not ((arrays["policies"] >= 0) & (arrays["policies"] < self._problem.n_actions)).all():
+            raise StateMismatchError("The saved state has no fitting policies; use bytes that save() returned.")
+        for played in np.split(arrays["policies"], np.cumsum(mixed)[:-1]) if batches else ():
+            self._mark_played(played)
+        for name in ("surplus", "counted", "counted_variance"):
+            self._check(name, arrays, int(self._first_row.values[-1]))
+        self._check("cells", arrays, int(self._first_cell.values[-1]))
+        for name, mine in (("probabilities", self.probabilities), ("uncertainty", self._uncertainty)):
             saved = arrays.get(name)
             if saved is None or (saved.shape, saved.dtype) != (mine.shape, mine.dtype):
                 raise StateMismatchError(f"The saved state has no fitting {name}; use bytes that save() returned.")
-        for name, mine in room.items():
-            mine[...] = arrays[name]
-        self._batches = batches
+            mine[...] = saved
+        for name, column in self._kept.items():
+            column.extend(arrays[name])
         self._fit()
+
+    def _check(self, name: str, arrays: dict[str, NDArray[Any]], length: int) -> None:
+        """Compiled code trusts the shapes of what is kept."""
+        saved, shape = arrays.get(name), self._kept[name].values.shape[1:]
+        if saved is None or (saved.shape, saved.dtype) != ((length, *shape), np.dtype(_KEPT[name])):
+            raise StateMismatchError(f"The saved state has no fitting {name}; use bytes that save() returned.")

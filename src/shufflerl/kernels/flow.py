@@ -22,15 +22,15 @@ def conserve(
     tolerance: float,
     visits: FloatArray,
     variance: FloatArray,
+    row_variance: FloatArray,
 ) -> None:
-    """Change the counters `values` so that users are conserved; write visits[h, x] and their variance.
+    """Change the counters `values` so that users are conserved; write visits[h, x], their variance and that of rows.
 
     `live[h, x, a]` says which rows may count anybody; states that no live row leads to are struck out of it. Variances
     are in units of one counter's. A step's cells have met their margins once no row is off by `tolerance` per cell.
     """
     horizon, states, actions = live.shape
     rows = np.zeros((states, actions))
-    row_variance = np.zeros((states, actions))
     arrivals = np.zeros(states)
     entrances = np.zeros(states)
     for h in range(horizon):
@@ -38,10 +38,10 @@ def conserve(
             if h > 0 and entrances[x] == 0:
                 live[h, x] = False
         _strike_out(h, values, row_starts, live)
-        _count_rows(h, values, row_starts, live, rows, row_variance)
+        _count_rows(h, values, row_starts, live, rows, row_variance[h])
         for x in range(states):
             visits[h, x] = rows[x].sum()
-            variance[h, x] = row_variance[x].sum()
+            variance[h, x] = row_variance[h, x].sum()
             if h > 0 and variance[h, x] > 0:
                 # Those who left the state are those who came.
                 left = 1.0 / variance[h, x]
@@ -55,7 +55,7 @@ def conserve(
             if variance[h, x] > 0:
                 visits[h, x] += missing * variance[h, x] / spread
                 variance[h, x] *= 1.0 - variance[h, x] / spread
-        _rewards_to_visits(h, values, row_starts[-1], live, visits, rows, row_variance)
+        _rewards_to_visits(h, values, row_starts[-1], live, visits, variance, rows, row_variance[h])
         arrivals[:] = 0.0
         entrances[:] = 0.0
         if h < horizon - 1:
@@ -106,10 +106,15 @@ def _rewards_to_visits(
     first: int,
     live: BoolArray,
     visits: FloatArray,
+    variance: FloatArray,
     rows: FloatArray,
     row_variance: FloatArray,
 ) -> None:
-    """Share a state's visits among its rows by their variance; the two rewards of a row take up the change evenly."""
+    """Share a state's visits among its rows by their variance; the two rewards of a row take up the change evenly.
+
+    What rows say of each other stays as uncertain as it was, their sum becomes as certain as the visits: a row of
+    share s of the variance r of all of them then has s r (1 - s) + s^2 v, v the variance of the visits.
+    """
     _, states, actions = live.shape
     for x in range(states):
         change = visits[h, x] - rows[x].sum()
@@ -121,6 +126,10 @@ def _rewards_to_visits(
                 shift = (row - values[zero] - values[zero + 1]) / 2.0
                 values[zero] += shift
                 values[zero + 1] += shift
+        for a in range(actions):
+            if live[h, x, a]:
+                share = row_variance[x, a] / spread
+                row_variance[x, a] = row_variance[x, a] * (1.0 - share) + share * share * variance[h, x]
 
 
 @compiled

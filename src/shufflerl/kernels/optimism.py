@@ -1,4 +1,4 @@
-"""One optimistic plan on a posterior."""
+"""An optimistic plan on a posterior, and what a policy of it is worth."""
 
 from __future__ import annotations
 
@@ -9,26 +9,51 @@ from numpy.typing import NDArray
 
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
+from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import PolicyArray
+
+#: How finely `worth_trying` is solved for.
+_FINE = 1e-3
+
+
+@compiled
+def information(visits: float, noise: float) -> float:
+    """What so many visits in one batch tell of a row: one over the variance, noise and chance together."""
+    return visits * visits / (noise + TYPICAL * visits) if visits > 0 else 0.0
+
+
+@compiled
+def visits_for(told: float, noise: float) -> float:
+    """How many visits in one batch tell so much.
+
+    >>> round(visits_for(information(30.0, 16.0), 16.0), 9)
+    30.0
+    """
+    half = TYPICAL * told / 2
+    return half + math.sqrt(half * half + noise * told)
+
+
+@compiled
+def beyond(z: float) -> float:
+    """psi(z) = phi(z) - z Phi(-z): the mean of what a standard normal has above z, from 0.4 at z = 0 down."""
+    return math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * math.erfc(z / math.sqrt(2)) / 2
 
 
 @compiled
 def worth_trying(users: float, left: float) -> float:
     """How many standard errors behind a rival may be for n users to be worth a try: the z of psi(z) / z = n / R.
 
-    R are the users `left` after the batch; psi(z) = phi(z) - z Phi(-z) is the mean of what a standard normal has above
-    z, which falls from 0.4 at z = 0.
+    R are the users `left` after the batch.
 
-    >>> [round(worth_trying(float(n), 1000.0), 2) for n in (1, 10, 100, 1000)]
-    [2.44, 1.72, 0.94, 0.28]
+    >>> [round(worth_trying(float(n), 1000.0), 1) for n in (1, 10, 100, 1000)]
+    [2.4, 1.7, 0.9, 0.3]
     >>> worth_trying(10.0, 0.0)
     0.0
     """
     low, high = 0.0, 40.0
-    while high - low > 1e-9:
+    while high - low > _FINE:
         z = (low + high) / 2
-        beyond = math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * math.erfc(z / math.sqrt(2)) / 2
-        if beyond * left > z * users:
+        if beyond(z) * left > z * users:
             low = z
         else:
             high = z
@@ -36,16 +61,17 @@ def worth_trying(users: float, left: float) -> float:
 
 
 @compiled
-def _mean_and_error(
+def mean_and_error(
     values: FloatArray,
     after: NDArray[np.int32],
     probabilities: FloatArray,
     prior: FloatArray,
+    doubt: FloatArray,
     errors: tuple[float, float, float],
 ) -> tuple[float, float]:
     """E V over a row's next states and the variance of its error; see `optimistic_policy`."""
     sampling, noise, spread = errors
-    expected = square = prior_expected = prior_square = reach = 0.0
+    expected = square = prior_expected = prior_square = reach = noisy = 0.0
     for j in range(len(after)):
         v = values[after[j]]
         expected += probabilities[j] * v
@@ -53,16 +79,18 @@ def _mean_and_error(
         prior_expected += prior[j] * v
         prior_square += prior[j] * v * v
     for j in range(len(after)):
-        reach += (values[after[j]] - expected) ** 2
+        apart = (values[after[j]] - expected) ** 2
+        reach += apart
+        noisy += doubt[j] * apart
     chance = max(0.0, square - expected * expected)
     prior_chance = max(0.0, prior_square - prior_expected * prior_expected)
-    data = sampling * (chance + min(1.0, sampling) * reach / len(after)) + noise * reach
+    data = sampling * (chance + min(1.0, sampling) * reach / len(after)) + noise * noisy
     before = spread * max(prior_chance, 0.1 * reach / len(after))
     return expected, data * before / (data + before) if data + before > 0 else 0.0
 
 
 @compiled
-def _along(here: float, after: float, alike: float) -> float:
+def along(here: float, after: float, alike: float) -> float:
     """The variance of an error here and those after it: squares add up, or errors do where the steps are alike."""
     return float(here + after + 2.0 * alike * np.sqrt(here * after))
 
@@ -73,6 +101,7 @@ def optimistic_policy(
     successors: NDArray[np.int32],
     probabilities: FloatArray,
     prior: FloatArray,
+    doubt: FloatArray,
     spread: FloatArray,
     sampling: FloatArray,
     noise: FloatArray,
@@ -80,8 +109,12 @@ def optimistic_policy(
     reward_variances: FloatArray,
     reward_differences: FloatArray,
     visits: FloatArray,
+    told: FloatArray,
+    promised: FloatArray,
     optimism: float,
     users: float,
+    left: float,
+    noisy: float,
     alike: float,
     lots: FloatArray,
     policy: PolicyArray,
@@ -90,17 +123,22 @@ def optimistic_policy(
 
     The error of r + E V in row (h, x, a), V the next step's optimistic values, has variance v = (that of r) + the
     harmonic sum of what the data leave open, A (Var V + min(1, A) q / D) + B q with q = sum (V - E V)^2 over the D next
-    states, and what the prior does, spread * max(Var V, q / 10 D). Trying the row with the n `users` of a batch can
-    move it by sqrt(v n / (n + N)), N its visits so far: `optimism` times that is its bonus b.
+    states (in the term of B each times its `doubt`), and what the prior does, spread * max(Var V, q / 10 D).
+
+    I is what is `told` of the row, and what the visits `promised` by others of the same batch will tell, by noise of
+    variance `noisy`: these take their part off v. Trying the row with the n `users` of a batch, or with as many as
+    double I if that is more, tells J and can move it by sqrt(v J / (I + J)): `optimism` times z times that is its
+    bonus b, z what is worth trying by so many of the users that are `left`.
 
     Errors add up along a path: b^2 + E b'^2 + 2 `alike` b sqrt(E b'^2), b' the bonus at the next step. Where the steps
     are alike (1) their errors are the same error and bonuses add; where they are not (0), their squares do.
 
-    A row that few have seen may lead where nobody has been: optimism^2 / 5 (1 + max V - E V) / (1 + N) for that, times
-    n / (n + N), with N counting visits at other steps too where rewards are alike.
+    A row that few have seen may lead where nobody has been: (optimism z)^2 / 10 (1 + max V - E V) / (1 + N) for that,
+    times J / (I + J), with the visits N counting those at other steps too where rewards are alike.
     """
     horizon, states, actions = rewards.shape
-    everywhere = visits.sum(axis=0)
+    everywhere = (visits + promised).sum(axis=0)
+    by_all = worth_trying(users, left)
     value = np.zeros(states)
     mean = np.zeros(states)
     bonus = np.zeros(states)
@@ -124,24 +162,30 @@ def optimistic_policy(
                     after = successors[row_starts[i] : row_starts[i + 1]]
                     p = probabilities[row_starts[i] : row_starts[i + 1]]
                     p0 = prior[row_starts[i] : row_starts[i + 1]]
+                    open_ = doubt[row_starts[i] : row_starts[i + 1]]
                     errors = (sampling[h, x, a], noise[h, x, a], spread[h, x, a])
-                    expected, error = _mean_and_error(value_after, after, p, p0, errors)
+                    expected, error = mean_and_error(value_after, after, p, p0, open_, errors)
                     variance += error
                     for j in range(len(after)):
                         expected_mean += p[j] * mean_after[after[j]]
                         expected_bonus += p[j] * bonus_after[after[j]]
-                seen = visits[h, x, a]
-                squared = optimism * optimism * users / (users + seen)
-                known = seen + (1.0 - min(1.0, 5.0 * reward_differences[x, a])) * (everywhere[x, a] - seen)
-                index = rewards[h, x, a] + expected_mean + 0.2 * squared * (1.0 + highest - expected) / (1.0 + known)
-                along = _along(squared * variance, expected_bonus, alike)
-                upper = min(index + np.sqrt(along), most)
+                seen = visits[h, x, a] + promised[h, x, a]
+                known = told[h, x, a] + information(promised[h, x, a], noisy)
+                variance *= (told[h, x, a] + 1.0 / TYPICAL) / (known + 1.0 / TYPICAL)
+                doubling = visits_for(known, noisy)
+                z = optimism * (by_all if doubling <= users else worth_trying(doubling, left))
+                tells = information(max(users, doubling), noisy)
+                squared = z * z * tells / (tells + known) if left > 0 else 0.0
+                shared = seen + (1.0 - min(1.0, 5.0 * reward_differences[x, a])) * (everywhere[x, a] - seen)
+                index = rewards[h, x, a] + expected_mean + 0.1 * squared * (1.0 + highest - expected) / (1.0 + shared)
+                path = along(squared * variance, expected_bonus, alike)
+                upper = min(index + np.sqrt(path), most)
                 if upper > best or (upper == best and lots[h, x, a] > lot):
                     best = upper
                     lot = lots[h, x, a]
                     policy[h, x] = a
                     mean[x] = min(index, most)
-                    bonus[x] = along
+                    bonus[x] = path
             value[x] = best
 
 
@@ -151,6 +195,7 @@ def policy_estimate(
     successors: NDArray[np.int32],
     probabilities: FloatArray,
     prior: FloatArray,
+    doubt: FloatArray,
     spread: FloatArray,
     sampling: FloatArray,
     noise: FloatArray,
@@ -179,11 +224,12 @@ def policy_estimate(
                 after = successors[row_starts[i] : row_starts[i + 1]]
                 p = probabilities[row_starts[i] : row_starts[i + 1]]
                 p0 = prior[row_starts[i] : row_starts[i + 1]]
+                open_ = doubt[row_starts[i] : row_starts[i + 1]]
                 errors = (sampling[h, x, a], noise[h, x, a], spread[h, x, a])
-                ahead, error = _mean_and_error(mean_after, after, p, p0, errors)
+                ahead, error = mean_and_error(mean_after, after, p, p0, open_, errors)
                 mean[x] += ahead
                 here += error
                 for j in range(len(after)):
                     expected += p[j] * variance_after[after[j]]
-            variance[x] = _along(here, expected, alike)
+            variance[x] = along(here, expected, alike)
     return mean, variance

@@ -1,27 +1,19 @@
-"""From all conserved releases to a posterior of every row: pooling, and shrinkage learned from the data.
-
-Rows (h, x, a) have their transitions flat, row after row, as in a `Layout`. A pooled row says `raw`, an unbiased
-estimate whose error has variance A p(1-p) + B in a cell of probability p: A (`sampling`) from the users' own chance,
-B (`noise`) from privacy. Rewards have the same two numbers.
-"""
+"""From pooled rows (`kernels/pooling.py`) to a posterior of every row, by shrinkage that is learned from the data."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
+from shufflerl.kernels.pooling import TYPICAL
 
-#: What p(1-p) is taken for where p is not known yet.
-TYPICAL = 0.15
 #: What p(1-p) is at least taken for in the variance of an estimate, and in that of a difference between steps.
 _LEAST_CHANCE = 0.02
 _LEAST_DIFFERENCE = 0.005
-#: The error variance of a row that nobody visited.
-UNKNOWN = 1e9
-#: Fewer visits than this are none: their squares would underflow, and a row of no weight would be 0 / 0.
-_NOBODY = 1e-60
 #: Differences between steps that are weighed against each other: a row is drawn at every step from a Dirichlet law of
 #: this concentration around the steps' mean, so that a cell varies by p(1-p) t with t = 1 / (concentration + 1).
 CONCENTRATIONS = np.array([0.5, 2.0, 8.0, 32.0, 128.0, 512.0, 4096.0])
@@ -31,146 +23,10 @@ _MEAN, _MEAN_PRECISION = 0.3, 4.0
 #: Prior of a row that no other step tells of: uniform over its next states, its mean of this variance.
 _PRIOR_VARIANCE = 0.1
 _LARGEST_SPREAD = 1.0 / 1.5
+#: However far below zero a cell was counted, this much of its noise is left.
+_LEAST_DOUBT = 0.1
 #: Prior of a reward that no other step tells of: mean 1/2, of this variance.
 _REWARD_VARIANCE = 0.2
-
-
-@compiled
-def pool(
-    batches: int,
-    users: FloatArray,
-    noises: FloatArray,
-    policies: NDArray[np.int32],
-    cells: FloatArray,
-    surplus: FloatArray,
-    counted: FloatArray,
-    counted_variance: FloatArray,
-    start: FloatArray,
-    start_known: bool,
-    row_starts: IntArray,
-    successors: NDArray[np.int32],
-    probabilities: FloatArray,
-    uncertainty: FloatArray,
-    raw: FloatArray,
-    sampling: FloatArray,
-    noise: FloatArray,
-    raw_rewards: FloatArray,
-    reward_sampling: FloatArray,
-    reward_noise: FloatArray,
-    visits: FloatArray,
-) -> None:
-    """One forward pass over all batches: visits of each, then rows pooled over batches.
-
-    Of batch b: policies[b, h, x], the cells of the rows it played, one after the other in cells[b], surplus[b, h, x]
-    of reward one over reward zero, and counted visits with their variance. Its visits follow from the model so far:
-    those at step h predict m' = sum m p at the next, with variance sum [m p(1-p) + m^2 u + p^2 v], u the `uncertainty`
-    of p and v the variance of m; the counted visits correct that as in Kalman's filter.
-
-    A batch with m visits of a row weighs w = m / (s^2 + TYPICAL m), s^2 its noise: raw = sum w F / sum w m,
-    A = sum w^2 m / (sum w m)^2, B = sum w^2 s^2 / (sum w m)^2. A reward is (m + surplus) / 2, of noise s^2 / 2.
-    """
-    horizon, states, actions = visits.shape
-    weights = np.zeros((horizon, states, actions))
-    reward_weights = np.zeros((horizon, states, actions))
-    for table in (sampling, noise, raw_rewards, reward_sampling, reward_noise, visits):
-        table[:] = 0.0
-    raw[:] = 0.0
-    here = np.zeros(states)
-    here_variance = np.zeros(states)
-    then = np.zeros(states)
-    then_variance = np.zeros(states)
-    for b in range(batches):
-        s2 = noises[b]
-        cell = 0
-        for x in range(states):
-            here[x] = users[b] * start[x]
-            here_variance[x] = users[b] * start[x] * (1.0 - start[x])
-        for h in range(horizon):
-            if s2 == 0.0 or (h == 0 and not start_known):
-                here[:] = counted[b, h]
-                here_variance[:] = counted_variance[b, h]
-            else:
-                _correct(here, here_variance, counted[b, h], counted_variance[b, h])
-            _spread_all(here, users[b])
-            then[:] = 0.0
-            then_variance[:] = 0.0
-            for x in range(states):
-                m = here[x]
-                a = policies[b, h, x]
-                visits[h, x, a] += m
-                if m > _NOBODY:
-                    w = m / (s2 / 2.0 + TYPICAL * m)
-                    reward_weights[h, x, a] += w * m
-                    raw_rewards[h, x, a] += w * (m + surplus[b, h, x]) / 2.0
-                    reward_sampling[h, x, a] += w * w * m
-                    reward_noise[h, x, a] += w * w * s2 / 2.0
-                if h < horizon - 1:
-                    w = 0.0
-                    if m > _NOBODY:
-                        w = m / (s2 + TYPICAL * m)
-                        weights[h, x, a] += w * m
-                        sampling[h, x, a] += w * w * m
-                        noise[h, x, a] += w * w * s2
-                    i = (h * states + x) * actions + a
-                    for t in range(row_starts[i], row_starts[i + 1]):
-                        p = probabilities[t]
-                        raw[t] += w * cells[b, cell]
-                        cell += 1
-                        then[successors[t]] += m * p
-                        then_variance[successors[t]] += (
-                            m * p * (1.0 - p) + m * m * uncertainty[h, x, a] + p * p * here_variance[x]
-                        )
-            here[:] = then
-            here_variance[:] = then_variance
-    _divide(reward_weights, raw_rewards, reward_sampling, reward_noise)
-    _divide_rows(weights.ravel(), row_starts, raw)
-    _divide(weights, weights.copy(), sampling, noise)
-
-
-@compiled
-def _divide_rows(weights: FloatArray, row_starts: IntArray, raw: FloatArray) -> None:
-    """Weighted sums of rows into rows; those of no weight are uniform."""
-    for i in range(len(row_starts) - 1):
-        for t in range(row_starts[i], row_starts[i + 1]):
-            raw[t] = raw[t] / weights[i] if weights[i] > 0 else 1.0 / (row_starts[i + 1] - row_starts[i])
-
-
-@compiled
-def _correct(here: FloatArray, variance: FloatArray, counted: FloatArray, counted_variance: FloatArray) -> None:
-    """Kalman's step: predicted visits and counted ones, weighed by their variances."""
-    for x in range(len(here)):
-        if variance[x] + counted_variance[x] > 0:
-            gain = variance[x] / (variance[x] + counted_variance[x])
-            here[x] += gain * (counted[x] - here[x])
-            variance[x] = gain * counted_variance[x]
-
-
-@compiled
-def _spread_all(here: FloatArray, users: float) -> None:
-    """No state is visited by fewer than none, and all together by all users."""
-    total = 0.0
-    for x in range(len(here)):
-        here[x] = max(0.0, here[x])
-        total += here[x]
-    if total > 0:
-        for x in range(len(here)):
-            here[x] *= users / total
-
-
-@compiled
-def _divide(weights: FloatArray, tops: FloatArray, sampling: FloatArray, noise: FloatArray) -> None:
-    """Weighted sums into a mean and its errors; rows of no weight know nothing, and say one half."""
-    for h in range(weights.shape[0]):
-        for x in range(weights.shape[1]):
-            for a in range(weights.shape[2]):
-                w = weights[h, x, a]
-                if w > 0:
-                    tops[h, x, a] /= w
-                    sampling[h, x, a] /= w * w
-                    noise[h, x, a] /= w * w
-                else:
-                    tops[h, x, a] = 0.5
-                    sampling[h, x, a] = noise[h, x, a] = UNKNOWN
 
 
 @compiled
@@ -296,6 +152,28 @@ def project(values: FloatArray, out: FloatArray) -> None:
 
 
 @compiled
+def _doubt(mean: float, variance: float) -> float:
+    """What cutting a normal to [0, 1] leaves of its variance: all of it well inside, little of it far outside.
+
+    With limits a and b standard deviations off the mean: 1 + (a phi(a) - b phi(b)) / m - (phi(a) - phi(b))^2 / m^2,
+    m = Phi(b) - Phi(a). Nearly 1 / a^2 and 1 / b^2 far outside.
+
+    >>> [round(_doubt(mean, 0.01), 2) for mean in (0.5, 0.1, 0.0, -0.1)]
+    [1.0, 0.63, 0.36, 0.2]
+    """
+    sd = math.sqrt(variance)
+    a = -mean / sd
+    b = (1.0 - mean) / sd
+    if a > 6.0 or b < -6.0:
+        return max(_LEAST_DOUBT, 1.0 / min(a * a, b * b))
+    at_a = math.exp(-a * a / 2) / math.sqrt(2 * math.pi)
+    at_b = math.exp(-b * b / 2) / math.sqrt(2 * math.pi)
+    mass = (math.erf(b / math.sqrt(2)) - math.erf(a / math.sqrt(2))) / 2
+    left = 1.0 + (a * at_a - b * at_b) / mass - ((at_a - at_b) / mass) ** 2
+    return max(_LEAST_DOUBT, left)
+
+
+@compiled
 def shrink_transitions(
     row_starts: IntArray,
     successors: NDArray[np.int32],
@@ -307,12 +185,14 @@ def shrink_transitions(
     spread: FloatArray,
     probabilities: FloatArray,
     uncertainty: FloatArray,
+    doubt: FloatArray,
 ) -> None:
     """Each row's prior from the other steps, then its posterior.
 
     Prior: the other steps' rows averaged with weights 1 / (TYPICAL A + B + TYPICAL t), of sum S, and drawn towards the
     uniform row; `spread` is its variance per p(1-p). Posterior: a weighted mean of the row's own estimate, projected on
     the simplex, and the prior, by their mean variances over the cells; `uncertainty` is the variance that remains.
+    `doubt` says for every cell what part of its noise can still be in it, as no probability is below 0 or above 1.
     """
     horizon, states, actions = sampling.shape
     tops = np.zeros(states)
@@ -353,6 +233,9 @@ def shrink_transitions(
                 for j in range(width):
                     p = (visited * own[j] + 0.5 * prior[first + j]) / (visited + 0.5)
                     variance += sampling[h, x, a] * p * (1.0 - p) / width
+                for j in range(width):
+                    error = noise[h, x, a] + sampling[h, x, a] * own[j] * (1.0 - own[j])
+                    doubt[first + j] = _doubt(raw[first + j], error) if noise[h, x, a] > 0.0 and error < 1.0 else 1.0
                 trust = prior_variance / (prior_variance + variance) if prior_variance + variance > 0 else 1.0
                 uncertainty[h, x, a] = trust * variance
                 for j in range(width):

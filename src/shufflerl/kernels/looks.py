@@ -1,0 +1,358 @@
+"""Second looks: what is most worth finding out beside the best policy, and what a whole batch plays.
+
+A look is the best policy but at one step, where every state takes the action that is most worth a try. Nobody meets
+more than one such try, so what it costs and what it tells does not depend on the others.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shufflerl.checks import FloatArray, IntArray
+from shufflerl.kernels import compiled
+from shufflerl.kernels.optimism import along, beyond, information, mean_and_error, optimistic_policy, visits_for
+from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.mdp import PolicyArray
+
+#: Standard errors in looks are taken so many times. Above one, they find more of what was dismissed by bad luck and
+#: cost more; so it is a trade of mean regret for its tail.
+_BOLD = 0.9
+#: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
+_FEW = 30.0
+#: How many users a look has is searched for in steps of this factor.
+_FINER = 1.5
+#: Nothing further behind than this many errors is looked at.
+_FAR_BEHIND = 8.0
+#: States that are reached more rarely are not looked at.
+_HARDLY = 1e-9
+#: Looks of a batch at most, and their users together; the smallest, in parts of the smallest try.
+_LOOKS, _SHARE, _SMALL = 4, 0.12, 0.5
+#: Without noise one more, of a whole path: as optimistic as this, for this share of the users.
+_FAR, _FAR_SHARE = 1.0, 0.1
+#: Bonuses of the plans that all other users play are this much of a standard error times z. Less than one, since
+#: values add up over a path of rows that are all taken at their best, which no run of luck would do.
+OPTIMISM = 0.5
+#: Policies of a batch at most.
+MOST = 9
+
+
+@compiled
+def plan_batch(
+    row_starts: IntArray,
+    successors: NDArray[np.int32],
+    probabilities: FloatArray,
+    prior: FloatArray,
+    doubt: FloatArray,
+    spread: FloatArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+    rewards: FloatArray,
+    reward_variances: FloatArray,
+    reward_sampling: FloatArray,
+    reward_noise: FloatArray,
+    reward_differences: FloatArray,
+    visits: FloatArray,
+    alike: float,
+    start: FloatArray,
+    users: float,
+    left: float,
+    noisy: float,
+    smallest: float,
+    lots: FloatArray,
+    policies: PolicyArray,
+    shares: FloatArray,
+) -> int:
+    """Write the policies of a batch and how many of its `users` play each; returns how many policies there are.
+
+    Looks first, then optimistic plans, each made as if those before it had been played already, and given to as many
+    users as double what is known of one of its decisions (or bring it the `smallest` try). Who is left when there is
+    no room for more plays the best policy. `noisy` is the variance of a counter's noise, `lots` break ties.
+    """
+    told = 1.0 / (TYPICAL * reward_sampling + 2.0 * reward_noise)
+    promised = np.zeros_like(visits)
+    reached = np.zeros(visits.shape[:2])
+    given = 0.0
+    looking = True
+    for c in range(len(policies)):
+        policy = policies[c]
+        last = c == len(policies) - 1
+        rest = users - given
+        look = 0.0
+        if looking and c < _LOOKS and not last:
+            look = plan_look(
+                row_starts,
+                successors,
+                probabilities,
+                prior,
+                doubt,
+                spread,
+                sampling,
+                noise,
+                rewards,
+                reward_variances,
+                told,
+                promised,
+                alike,
+                start,
+                (_SMALL * smallest, _SHARE * users - given),
+                left,
+                noisy,
+                policy,
+            )
+        far = 0.0
+        if looking and look == 0.0 and not last:
+            looking = False
+            far = _FAR_SHARE * users if noisy == 0.0 and _FAR_SHARE * users >= smallest else 0.0
+        if look == 0.0:
+            optimistic_policy(
+                row_starts,
+                successors,
+                probabilities,
+                prior,
+                doubt,
+                spread,
+                sampling,
+                noise,
+                rewards,
+                reward_variances,
+                reward_differences,
+                visits,
+                told,
+                promised,
+                _FAR if far > 0.0 else OPTIMISM,
+                smallest if far > 0.0 else max(smallest, users),
+                0.0 if last else left,
+                noisy,
+                alike,
+                lots[c],
+                policy,
+            )
+        worth = _reach(row_starts, successors, probabilities, start, told, promised, smallest, noisy, policy, reached)
+        share = rest if last else min(max(1.0, np.rint(worth)), rest)
+        if look > 0.0:
+            share = np.rint(look)
+        elif far > 0.0:
+            share = min(share, np.rint(far))
+        elif rest - share < smallest / 2.0:
+            share = rest
+        shares[c] = share
+        given += share
+        for h in range(len(policy)):
+            for x in range(policy.shape[1]):
+                promised[h, x, policy[h, x]] += share * reached[h, x]
+        if given >= users:
+            return c + 1
+    return len(policies)
+
+
+@compiled
+def _reach(
+    row_starts: IntArray,
+    successors: NDArray[np.int32],
+    probabilities: FloatArray,
+    start: FloatArray,
+    told: FloatArray,
+    promised: FloatArray,
+    smallest: float,
+    noisy: float,
+    policy: PolicyArray,
+    reached: FloatArray,
+) -> float:
+    """Write how likely a policy is to be in (h, x); returns how many users double what is known of one decision."""
+    horizon, states, actions = told.shape
+    reached[:] = 0.0
+    reached[0] = start
+    users = np.inf
+    for h in range(horizon):
+        for x in range(states):
+            if reached[h, x] > 1e-12:
+                a = policy[h, x]
+                known = told[h, x, a] + information(promised[h, x, a], noisy)
+                users = min(users, max(smallest, visits_for(known, noisy)) / reached[h, x])
+                if h < horizon - 1:
+                    i = (h * states + x) * actions + a
+                    for t in range(row_starts[i], row_starts[i + 1]):
+                        reached[h + 1, successors[t]] += reached[h, x] * probabilities[t]
+    return float(users)
+
+
+@compiled
+def plan_look(
+    row_starts: IntArray,
+    successors: NDArray[np.int32],
+    probabilities: FloatArray,
+    prior: FloatArray,
+    doubt: FloatArray,
+    spread: FloatArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+    rewards: FloatArray,
+    reward_variances: FloatArray,
+    told: FloatArray,
+    promised: FloatArray,
+    alike: float,
+    start: FloatArray,
+    sizes: tuple[float, float],
+    left: float,
+    noisy: float,
+    policy: PolicyArray,
+) -> float:
+    """Write the look that gains most and return how many users it is for, between the two `sizes`; 0 if none gains.
+
+    An action behind the best by d, its error s before and t after m visits, gains R t' psi(d / t') if R users come
+    this way later, t'^2 = s^2 - t^2 the variance of what the visits will say of it, and costs m d: the knowledge
+    gradient of a normal law. Its error is that of the row itself and that of what follows where its next states
+    differ from the best action's: sum (p - p*)^2 D over the next states, D what is open of their value.
+    """
+    behind, error = _rivals(
+        row_starts,
+        successors,
+        probabilities,
+        prior,
+        doubt,
+        spread,
+        sampling,
+        noise,
+        rewards,
+        reward_variances,
+        alike,
+        policy,
+    )
+    known = told + 1.0 / TYPICAL
+    _count_promises(told, promised, noisy, known, error)
+    reached = np.zeros(policy.shape)
+    _reach(row_starts, successors, probabilities, start, told, promised, 1.0, noisy, policy, reached)
+    gain = 0.0
+    users = 0.0
+    step = -1
+    for h in range(len(policy)):
+        n = sizes[0]
+        while n <= sizes[1]:
+            total = 0.0
+            for x in range(policy.shape[1]):
+                if reached[h, x] > _HARDLY:
+                    come = (n * reached[h, x], left * reached[h, x])
+                    total += _best_try(come, noisy, behind[h, x], error[h, x], known[h, x], promised[h, x])[0]
+            if total > gain:
+                gain, users, step = total, n, h
+            n *= _FINER
+    for x in range(policy.shape[1]):
+        if step >= 0 and reached[step, x] > _HARDLY:
+            come = (users * reached[step, x], left * reached[step, x])
+            gain, a = _best_try(come, noisy, behind[step, x], error[step, x], known[step, x], promised[step, x])
+            if gain > 0:
+                policy[step, x] = a
+    return users
+
+
+@compiled
+def _rivals(
+    row_starts: IntArray,
+    successors: NDArray[np.int32],
+    probabilities: FloatArray,
+    prior: FloatArray,
+    doubt: FloatArray,
+    spread: FloatArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+    rewards: FloatArray,
+    reward_variances: FloatArray,
+    alike: float,
+    policy: PolicyArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Write the best policy; returns how far every action is behind it and the variance of that, see `plan_look`."""
+    horizon, states, actions = rewards.shape
+    behind = -rewards
+    error = reward_variances.copy()
+    value = np.zeros(states)
+    unsure = np.zeros(states)
+    apart = np.zeros(states)
+    for h in range(horizon - 1, -1, -1):
+        value_after = value.copy()
+        unsure_after = unsure.copy()
+        for x in range(states):
+            first = (h * states + x) * actions
+            if h < horizon - 1:
+                for a in range(actions):
+                    row = row_starts[first + a], row_starts[first + a + 1]
+                    after = successors[row[0] : row[1]]
+                    laws = probabilities[row[0] : row[1]], prior[row[0] : row[1]], doubt[row[0] : row[1]]
+                    errors = (sampling[h, x, a], noise[h, x, a], spread[h, x, a])
+                    ahead, variance = mean_and_error(value_after, after, laws[0], laws[1], laws[2], errors)
+                    behind[h, x, a] -= ahead
+                    error[h, x, a] += variance
+            best = behind[h, x].argmin()
+            policy[h, x] = best
+            value[x] = -behind[h, x, best]
+            behind[h, x] += value[x]
+            further = 0.0
+            if h < horizon - 1:
+                chosen = row_starts[first + best], row_starts[first + best + 1]
+                for a in range(actions):
+                    if a != best:
+                        rival = row_starts[first + a], row_starts[first + a + 1]
+                        error[h, x, a] += _unlike(rival, chosen, successors, probabilities, unsure_after, apart)
+                for t in range(chosen[0], chosen[1]):
+                    further += probabilities[t] ** 2 * unsure_after[successors[t]]
+            unsure[x] = along(error[h, x, best], further, alike)
+    return behind, error
+
+
+@compiled
+def _count_promises(told: FloatArray, promised: FloatArray, noisy: float, known: FloatArray, error: FloatArray) -> None:
+    """Variances into errors as bold as looks take them, with what is promised already added to what is known."""
+    for h in range(told.shape[0]):
+        for x in range(told.shape[1]):
+            for a in range(told.shape[2]):
+                few = 1.0 + _FEW / (_FEW + TYPICAL * told[h, x, a])
+                had = information(promised[h, x, a], noisy)
+                error[h, x, a] = _BOLD * math.sqrt(error[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
+                known[h, x, a] += had
+
+
+@compiled
+def _unlike(
+    rival: tuple[int, int],
+    best: tuple[int, int],
+    successors: NDArray[np.int32],
+    probabilities: FloatArray,
+    unsure: FloatArray,
+    apart: FloatArray,
+) -> float:
+    """sum (p - p*)^2 D over the next states of two rows; leaves the scratch space `apart` empty."""
+    for t in range(best[0], best[1]):
+        apart[successors[t]] -= probabilities[t]
+    for t in range(rival[0], rival[1]):
+        apart[successors[t]] += probabilities[t]
+    total = 0.0
+    for row in (rival, best):
+        for t in range(row[0], row[1]):
+            total += apart[successors[t]] ** 2 * unsure[successors[t]]
+            apart[successors[t]] = 0.0
+    return total
+
+
+@compiled
+def _best_try(
+    come: tuple[float, float],
+    noisy: float,
+    behind: FloatArray,
+    error: FloatArray,
+    known: FloatArray,
+    promised: FloatArray,
+) -> tuple[float, int]:
+    """What trying the best of a state's rivals gains, now by the first of `come` and later for the second."""
+    now, later = come
+    most = 0.0
+    which = -1
+    for a in range(len(behind)):
+        tells = information(now + promised[a], noisy) - information(promised[a], noisy)
+        moves = error[a] * math.sqrt(tells / (tells + known[a]))
+        if moves > 0 and 0 < behind[a] < _FAR_BEHIND * moves:
+            gain = later * moves * beyond(behind[a] / moves) - now * behind[a]
+            if gain > most:
+                most, which = gain, a
+    return most, which
