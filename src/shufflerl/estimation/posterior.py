@@ -41,7 +41,7 @@ _KEPT: dict[str, type] = {
     "cells": np.float64,
 }
 
-#: Passes over all batches after each release: the visits need the rows, the rows need the visits.
+#: Passes over all batches after each noisy release: the visits need the rows, the rows need the visits.
 _PASSES = 2
 
 
@@ -140,7 +140,7 @@ class Posterior:
         }
         for name, values in batch.items():
             self._kept[name].extend(values)
-        for _ in range(_PASSES):
+        for _ in range(_PASSES if release.noise.variance else 1):
             self._fit()
 
     def _mark_played(self, policies: NDArray[np.int32]) -> BoolArray:
