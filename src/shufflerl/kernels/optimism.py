@@ -133,7 +133,7 @@ def optimistic_policy(
     Errors add up along a path: b^2 + E b'^2 + 2 `alike` b sqrt(E b'^2), b' the bonus at the next step. Where the steps
     are alike (1) their errors are the same error and bonuses add; where they are not (0), their squares do.
 
-    A row that few have seen may lead where nobody has been: (optimism z)^2 / 10 (1 + max V - E V) / (1 + N) for that,
+    A row that few have seen may lead where nobody has been: 0.15 (optimism z)^2 (1 + max V - E V) / (1 + N) for that,
     times J / (I + J), with the visits N counting those at other steps too where rewards are alike.
     """
     horizon, states, actions = rewards.shape
@@ -177,7 +177,7 @@ def optimistic_policy(
                 tells = information(max(users, doubling), noisy)
                 squared = z * z * tells / (tells + known) if left > 0 else 0.0
                 shared = seen + (1.0 - min(1.0, 5.0 * reward_differences[x, a])) * (everywhere[x, a] - seen)
-                index = rewards[h, x, a] + expected_mean + 0.1 * squared * (1.0 + highest - expected) / (1.0 + shared)
+                index = rewards[h, x, a] + expected_mean + 0.15 * squared * (1.0 + highest - expected) / (1.0 + shared)
                 path = along(squared * variance, expected_bonus, alike)
                 upper = min(index + np.sqrt(path), most)
                 if upper > best or (upper == best and lots[h, x, a] > lot):
