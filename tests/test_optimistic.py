@@ -300,6 +300,7 @@ def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float)
         (smallest, most),
         left,
         noise,
+        0.9,
         policy,
     )
     sizes = smallest * 1.5 ** np.arange(12)

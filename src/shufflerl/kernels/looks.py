@@ -17,9 +17,10 @@ from shufflerl.kernels.optimism import along, beyond, information, mean_and_erro
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import PolicyArray
 
-#: Standard errors in looks are taken so many times. Above one, they find more of what was dismissed by bad luck and
-#: cost more; so it is a trade of mean regret for its tail.
-_BOLD = 0.9
+#: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
+#: and the more they cost, a trade of mean regret for its tail. More by this much for every tenfold growth of batches
+#: beyond so many smallest tries, as so many users will then suffer from it.
+_BOLD, _TENFOLD, _GROWN = 0.9, 0.15, 30.0
 #: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
 _FEW = 30.0
 #: How many users a look has is searched for in steps of this factor.
@@ -72,6 +73,7 @@ def plan_batch(
     no room for more plays the best policy. `noisy` is the variance of a counter's noise, `lots` break ties.
     """
     told = 1.0 / (TYPICAL * reward_sampling + 2.0 * reward_noise)
+    bold = _BOLD + _TENFOLD * max(0.0, math.log10(users / (_GROWN * smallest)))
     promised = np.zeros_like(visits)
     reached = np.zeros(visits.shape[:2])
     given = 0.0
@@ -100,6 +102,7 @@ def plan_batch(
                 (_SMALL * smallest, _SHARE * users - given),
                 left,
                 noisy,
+                bold,
                 policy,
             )
         far = 0.0
@@ -198,6 +201,7 @@ def plan_look(
     sizes: tuple[float, float],
     left: float,
     noisy: float,
+    bold: float,
     policy: PolicyArray,
 ) -> float:
     """Write the look that gains most and return how many users it is for, between the two `sizes`; 0 if none gains.
@@ -205,7 +209,8 @@ def plan_look(
     An action behind the best by d, its error s before and t after m visits, gains R t' psi(d / t') if R users come
     this way later, t'^2 = s^2 - t^2 the variance of what the visits will say of it, and costs m d: the knowledge
     gradient of a normal law. Its error is that of the row itself and that of what follows where its next states
-    differ from the best action's: sum (p - p*)^2 D over the next states, D what is open of their value.
+    differ from the best action's: sum (p - p*)^2 D over the next states, D what is open of their value. It is taken
+    `bold` times.
     """
     behind, error = _rivals(
         row_starts,
@@ -222,7 +227,7 @@ def plan_look(
         policy,
     )
     known = told + 1.0 / TYPICAL
-    _count_promises(told, promised, noisy, known, error)
+    _count_promises(told, promised, noisy, bold, known, error)
     reached = np.zeros(policy.shape)
     _reach(row_starts, successors, probabilities, start, told, promised, 1.0, noisy, policy, reached)
     gain = 0.0
@@ -302,14 +307,16 @@ def _rivals(
 
 
 @compiled
-def _count_promises(told: FloatArray, promised: FloatArray, noisy: float, known: FloatArray, error: FloatArray) -> None:
+def _count_promises(
+    told: FloatArray, promised: FloatArray, noisy: float, bold: float, known: FloatArray, error: FloatArray
+) -> None:
     """Variances into errors as bold as looks take them, with what is promised already added to what is known."""
     for h in range(told.shape[0]):
         for x in range(told.shape[1]):
             for a in range(told.shape[2]):
                 few = 1.0 + _FEW / (_FEW + TYPICAL * told[h, x, a])
                 had = information(promised[h, x, a], noisy)
-                error[h, x, a] = _BOLD * math.sqrt(error[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
+                error[h, x, a] = bold * math.sqrt(error[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
                 known[h, x, a] += had
 
 
