@@ -19,7 +19,7 @@ from shufflerl.mdp import PolicyArray
 
 #: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
 #: and the more they cost, a trade of mean regret for its tail. More by this much for every tenfold growth of batches
-#: beyond so many smallest tries, as so many users will then suffer from it.
+#: beyond so many smallest tries, as so many users will then suffer from it; not without noise, where paths are looked at.
 _BOLD, _TENFOLD, _GROWN = 0.9, 0.15, 30.0
 #: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
 _FEW = 30.0
@@ -73,7 +73,9 @@ def plan_batch(
     no room for more plays the best policy. `noisy` is the variance of a counter's noise, `lots` break ties.
     """
     told = 1.0 / (TYPICAL * reward_sampling + 2.0 * reward_noise)
-    bold = _BOLD + _TENFOLD * max(0.0, math.log10(users / (_GROWN * smallest)))
+    bold = _BOLD
+    if noisy > 0.0 and users > _GROWN * smallest:
+        bold += _TENFOLD * math.log10(users / (_GROWN * smallest))
     promised = np.zeros_like(visits)
     reached = np.zeros(visits.shape[:2])
     given = 0.0
