@@ -19,7 +19,7 @@ from shufflerl.mdp import PolicyArray
 
 #: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
 #: and the more they cost, a trade of mean regret for its tail. More by this much for every tenfold growth of batches
-#: beyond so many smallest tries, as so many users will then suffer from it; not without noise, where paths are looked at.
+#: beyond so many smallest tries, as so many users will then suffer from it; without noise looks at paths do that.
 _BOLD, _TENFOLD, _GROWN = 0.9, 0.15, 30.0
 #: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
 _FEW = 30.0
