@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from shufflerl import envs, learners, planning, privatizers
+from shufflerl.checks import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.suite.definition import ENVIRONMENTS
 from shufflerl.history import History
 from shufflerl.kernels.looks import plan_look
-from shufflerl.kernels.optimism import information, visits_for, worth_trying
+from shufflerl.kernels.optimism import Rows, information, visits_for, worth_trying
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.learners.base import Learner
 from shufflerl.learners.optimistic import Optimistic, schedule
@@ -270,6 +271,15 @@ def test_before_the_last_batch_it_tries_what_is_not_known() -> None:
 # Looks.
 
 
+def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
+    """One state and step, with what is known of its arms."""
+    none, ones = np.empty(0), np.ones((1, 1, len(means)))
+    of_arms = (means, errors**2, np.ones(len(means)), told, told)
+    rewards, variances, differences, visits, told = (values.reshape(1, 1, -1) for values in of_arms)
+    rows = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int32)
+    return Rows(*rows, none, none, none, ones, ones, ones, rewards, variances, differences[0], visits, told, 0.0)
+
+
 def _gain(behind: float, error: float, told: float, users: float, left: float, noise: float) -> float:
     """Of a try in a bandit: what it adds to the best of two, by numerical integration, less what it costs."""
     known, few = told + 1 / TYPICAL, 1 + 30 / (30 + TYPICAL * told)
@@ -286,23 +296,9 @@ def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float)
     rng = np.random.default_rng(seed)
     means, errors, told = rng.random(4), rng.uniform(0.01, 0.3, 4), 10.0 ** rng.uniform(0, 4, 4)
     smallest, most = 4.0, 400.0
-    policy, empty, ones = np.zeros((1, 1), dtype=np.int32), np.empty(0), np.ones((1, 1, 4))
-    users = plan_look(
-        np.zeros(1, dtype=np.int64),
-        np.empty(0, dtype=np.int32),
-        *(empty, empty, empty, ones, ones, ones),
-        means.reshape(1, 1, 4),
-        (errors**2).reshape(1, 1, 4),
-        told.reshape(1, 1, 4),
-        np.zeros((1, 1, 4)),
-        0.0,
-        np.ones(1),
-        (smallest, most),
-        left,
-        noise,
-        0.9,
-        policy,
-    )
+    policy = np.zeros((1, 1), dtype=np.int32)
+    rows = _bandit(means, errors, told)
+    users = plan_look(rows, np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, 0.9, policy)
     sizes = smallest * 1.5 ** np.arange(12)
     gains = {
         (a, n): _gain(means.max() - means[a], errors[a], told[a], n, left, noise)

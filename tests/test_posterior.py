@@ -446,20 +446,13 @@ def test_what_is_left_open_of_sparse_rows_is_near_their_error(users: int, least:
         table = random_mdp(seed, 5, 6, 2, sparse=True, start=0)
         mdp = MDP(table.layout.table(table.probabilities), table.rewards, table.start)
         posterior, _ = _fit(mdp, users, 15, 10.0, seed)
-        value, starts = rng.random(6), mdp.layout.row_starts
+        value, rows = rng.random(6), posterior.rows
         for h, x, a in np.ndindex(*mdp.layout.shape):
-            row = slice(*starts[(h * 6 + x) * 2 + a :][:2])
             if posterior.visits[h, x, a] > 20:
-                parts = value, np.arange(6, dtype=np.int32), posterior.probabilities[row], posterior.prior[row]
-                sampling, noise, spread = (
-                    posterior.sampling[h, x, a],
-                    posterior.noise[h, x, a],
-                    posterior.spread[h, x, a],
-                )
-                errors = float(sampling), float(noise), float(spread)
-                mean, variance = mean_and_error(*parts, posterior.doubt[row], errors)
-                _, more = mean_and_error(*parts, np.ones(6), errors)
-                off = (mean - mdp.probabilities[row] @ value) ** 2
+                mean, variance = mean_and_error(value, rows, h, x, a)
+                _, more = mean_and_error(value, rows._replace(doubt=np.ones_like(rows.doubt)), h, x, a)
+                first, last = mdp.layout.row_starts[(h * 6 + x) * 2 + a :][:2]
+                off = (mean - mdp.probabilities[first:last] @ value) ** 2
                 scores.append(off / variance)
                 without.append(off / more)
     assert least < np.mean(scores) < most

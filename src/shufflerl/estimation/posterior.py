@@ -14,19 +14,19 @@ Three questions, each a model in a sentence and a kernel beside its formula (`ke
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import BoolArray, FloatArray, IntArray
+from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.counts import Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.estimation.flow import conserve
 from shufflerl.mdp import Problem
 
-_Eight = tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]
-Rows = tuple[IntArray, NDArray[np.int32], *_Eight]
+if TYPE_CHECKING:
+    from shufflerl.kernels.optimism import Rows
 
 #: What is kept of every batch, and as what; how many rows and cells a batch has follows from its policies.
 _KEPT: dict[str, type] = {
@@ -111,9 +111,26 @@ class Posterior:
 
     @property
     def rows(self) -> Rows:
-        """The rows and their errors, in the order in which plans are made on them."""
-        transitions = *self._rows, self.probabilities, self.prior, self.doubt, self.spread, self.sampling, self.noise
-        return *transitions, self.rewards, self.reward_variances
+        """The rows and their errors, as plans are made on them."""
+        from shufflerl.kernels.optimism import Rows
+        from shufflerl.kernels.pooling import TYPICAL
+
+        counter_noise = 2.0 * self.reward_noise  # a reward is half the difference of two counters
+        return Rows(
+            *self._rows,
+            self.probabilities,
+            self.prior,
+            self.doubt,
+            self.spread,
+            self.sampling,
+            self.noise,
+            self.rewards,
+            self.reward_variances,
+            self.reward_differences,
+            self.visits,
+            1.0 / (TYPICAL * self.reward_sampling + counter_noise),
+            self.alike,
+        )
 
     @property
     def noise_variance(self) -> float:

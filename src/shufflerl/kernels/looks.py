@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.checks import FloatArray
 from shufflerl.kernels import compiled
-from shufflerl.kernels.optimism import along, beyond, information, mean_and_error, optimistic_policy, visits_for
+from shufflerl.kernels.optimism import Rows, along, beyond, information, mean_and_error, optimistic_policy, visits_for
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import PolicyArray
 
@@ -42,21 +41,7 @@ MOST = 9
 
 @compiled
 def plan_batch(
-    row_starts: IntArray,
-    successors: NDArray[np.int32],
-    probabilities: FloatArray,
-    prior: FloatArray,
-    doubt: FloatArray,
-    spread: FloatArray,
-    sampling: FloatArray,
-    noise: FloatArray,
-    rewards: FloatArray,
-    reward_variances: FloatArray,
-    reward_sampling: FloatArray,
-    reward_noise: FloatArray,
-    reward_differences: FloatArray,
-    visits: FloatArray,
-    alike: float,
+    rows: Rows,
     start: FloatArray,
     users: float,
     left: float,
@@ -72,12 +57,11 @@ def plan_batch(
     users as double what is known of one of its decisions (or bring it the `smallest` try). Who is left when there is
     no room for more plays the best policy. `noisy` is the variance of a counter's noise, `lots` break ties.
     """
-    told = 1.0 / (TYPICAL * reward_sampling + 2.0 * reward_noise)
     bold = _BOLD
     if noisy > 0.0 and users > _GROWN * smallest:
         bold += _TENFOLD * math.log10(users / (_GROWN * smallest))
-    promised = np.zeros_like(visits)
-    reached = np.zeros(visits.shape[:2])
+    promised = np.zeros_like(rows.visits)
+    reached = np.zeros(rows.visits.shape[:2])
     given = 0.0
     looking = True
     for c in range(len(policies)):
@@ -86,56 +70,17 @@ def plan_batch(
         rest = users - given
         look = 0.0
         if looking and c < _LOOKS and not last:
-            look = plan_look(
-                row_starts,
-                successors,
-                probabilities,
-                prior,
-                doubt,
-                spread,
-                sampling,
-                noise,
-                rewards,
-                reward_variances,
-                told,
-                promised,
-                alike,
-                start,
-                (_SMALL * smallest, _SHARE * users - given),
-                left,
-                noisy,
-                bold,
-                policy,
-            )
+            sizes = (_SMALL * smallest, _SHARE * users - given)
+            look = plan_look(rows, promised, start, sizes, left, noisy, bold, policy)
         far = 0.0
         if looking and look == 0.0 and not last:
             looking = False
             far = _FAR_SHARE * users if noisy == 0.0 and _FAR_SHARE * users >= smallest else 0.0
         if look == 0.0:
-            optimistic_policy(
-                row_starts,
-                successors,
-                probabilities,
-                prior,
-                doubt,
-                spread,
-                sampling,
-                noise,
-                rewards,
-                reward_variances,
-                reward_differences,
-                visits,
-                told,
-                promised,
-                _FAR if far > 0.0 else OPTIMISM,
-                smallest if far > 0.0 else max(smallest, users),
-                0.0 if last else left,
-                noisy,
-                alike,
-                lots[c],
-                policy,
-            )
-        worth = _reach(row_starts, successors, probabilities, start, told, promised, smallest, noisy, policy, reached)
+            optimism = _FAR if far > 0.0 else OPTIMISM
+            by = smallest if far > 0.0 else max(smallest, users)
+            optimistic_policy(rows, promised, optimism, by, 0.0 if last else left, noisy, lots[c], policy)
+        worth = _reach(rows, start, promised, smallest, noisy, policy, reached)
         share = rest if last else min(max(1.0, np.rint(worth)), rest)
         if look > 0.0:
             share = np.rint(look)
@@ -155,11 +100,8 @@ def plan_batch(
 
 @compiled
 def _reach(
-    row_starts: IntArray,
-    successors: NDArray[np.int32],
-    probabilities: FloatArray,
+    rows: Rows,
     start: FloatArray,
-    told: FloatArray,
     promised: FloatArray,
     smallest: float,
     noisy: float,
@@ -167,7 +109,7 @@ def _reach(
     reached: FloatArray,
 ) -> float:
     """Write how likely a policy is to be in (h, x); returns how many users double what is known of one decision."""
-    horizon, states, actions = told.shape
+    horizon, states, actions = promised.shape
     reached[:] = 0.0
     reached[0] = start
     users = np.inf
@@ -175,30 +117,19 @@ def _reach(
         for x in range(states):
             if reached[h, x] > 1e-12:
                 a = policy[h, x]
-                known = told[h, x, a] + information(promised[h, x, a], noisy)
+                known = rows.told[h, x, a] + information(promised[h, x, a], noisy)
                 users = min(users, max(smallest, visits_for(known, noisy)) / reached[h, x])
                 if h < horizon - 1:
                     i = (h * states + x) * actions + a
-                    for t in range(row_starts[i], row_starts[i + 1]):
-                        reached[h + 1, successors[t]] += reached[h, x] * probabilities[t]
+                    for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                        reached[h + 1, rows.successors[t]] += reached[h, x] * rows.probabilities[t]
     return float(users)
 
 
 @compiled
 def plan_look(
-    row_starts: IntArray,
-    successors: NDArray[np.int32],
-    probabilities: FloatArray,
-    prior: FloatArray,
-    doubt: FloatArray,
-    spread: FloatArray,
-    sampling: FloatArray,
-    noise: FloatArray,
-    rewards: FloatArray,
-    reward_variances: FloatArray,
-    told: FloatArray,
+    rows: Rows,
     promised: FloatArray,
-    alike: float,
     start: FloatArray,
     sizes: tuple[float, float],
     left: float,
@@ -214,24 +145,11 @@ def plan_look(
     differ from the best action's: sum (p - p*)^2 D over the next states, D what is open of their value. It is taken
     `bold` times.
     """
-    behind, error = _rivals(
-        row_starts,
-        successors,
-        probabilities,
-        prior,
-        doubt,
-        spread,
-        sampling,
-        noise,
-        rewards,
-        reward_variances,
-        alike,
-        policy,
-    )
-    known = told + 1.0 / TYPICAL
-    _count_promises(told, promised, noisy, bold, known, error)
+    behind, error = _rivals(rows, policy)
+    known = rows.told + 1.0 / TYPICAL
+    _count_promises(rows.told, promised, noisy, bold, known, error)
     reached = np.zeros(policy.shape)
-    _reach(row_starts, successors, probabilities, start, told, promised, 1.0, noisy, policy, reached)
+    _reach(rows, start, promised, 1.0, noisy, policy, reached)
     gain = 0.0
     users = 0.0
     step = -1
@@ -256,24 +174,11 @@ def plan_look(
 
 
 @compiled
-def _rivals(
-    row_starts: IntArray,
-    successors: NDArray[np.int32],
-    probabilities: FloatArray,
-    prior: FloatArray,
-    doubt: FloatArray,
-    spread: FloatArray,
-    sampling: FloatArray,
-    noise: FloatArray,
-    rewards: FloatArray,
-    reward_variances: FloatArray,
-    alike: float,
-    policy: PolicyArray,
-) -> tuple[FloatArray, FloatArray]:
+def _rivals(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray]:
     """Write the best policy; returns how far every action is behind it and the variance of that, see `plan_look`."""
-    horizon, states, actions = rewards.shape
-    behind = -rewards
-    error = reward_variances.copy()
+    horizon, states, actions = rows.rewards.shape
+    behind = -rows.rewards
+    error = rows.reward_variances.copy()
     value = np.zeros(states)
     unsure = np.zeros(states)
     apart = np.zeros(states)
@@ -281,14 +186,9 @@ def _rivals(
         value_after = value.copy()
         unsure_after = unsure.copy()
         for x in range(states):
-            first = (h * states + x) * actions
             if h < horizon - 1:
                 for a in range(actions):
-                    row = row_starts[first + a], row_starts[first + a + 1]
-                    after = successors[row[0] : row[1]]
-                    laws = probabilities[row[0] : row[1]], prior[row[0] : row[1]], doubt[row[0] : row[1]]
-                    errors = (sampling[h, x, a], noise[h, x, a], spread[h, x, a])
-                    ahead, variance = mean_and_error(value_after, after, laws[0], laws[1], laws[2], errors)
+                    ahead, variance = mean_and_error(value_after, rows, h, x, a)
                     behind[h, x, a] -= ahead
                     error[h, x, a] += variance
             best = behind[h, x].argmin()
@@ -297,14 +197,13 @@ def _rivals(
             behind[h, x] += value[x]
             further = 0.0
             if h < horizon - 1:
-                chosen = row_starts[first + best], row_starts[first + best + 1]
+                i = (h * states + x) * actions + best
                 for a in range(actions):
                     if a != best:
-                        rival = row_starts[first + a], row_starts[first + a + 1]
-                        error[h, x, a] += _unlike(rival, chosen, successors, probabilities, unsure_after, apart)
-                for t in range(chosen[0], chosen[1]):
-                    further += probabilities[t] ** 2 * unsure_after[successors[t]]
-            unsure[x] = along(error[h, x, best], further, alike)
+                        error[h, x, a] += _unlike(rows, i + a - best, i, unsure_after, apart)
+                for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                    further += rows.probabilities[t] ** 2 * unsure_after[rows.successors[t]]
+            unsure[x] = along(error[h, x, best], further, rows.alike)
     return behind, error
 
 
@@ -323,24 +222,18 @@ def _count_promises(
 
 
 @compiled
-def _unlike(
-    rival: tuple[int, int],
-    best: tuple[int, int],
-    successors: NDArray[np.int32],
-    probabilities: FloatArray,
-    unsure: FloatArray,
-    apart: FloatArray,
-) -> float:
+def _unlike(rows: Rows, rival: int, best: int, unsure: FloatArray, apart: FloatArray) -> float:
     """sum (p - p*)^2 D over the next states of two rows; leaves the scratch space `apart` empty."""
-    for t in range(best[0], best[1]):
-        apart[successors[t]] -= probabilities[t]
-    for t in range(rival[0], rival[1]):
-        apart[successors[t]] += probabilities[t]
+    for t in range(rows.row_starts[best], rows.row_starts[best + 1]):
+        apart[rows.successors[t]] -= rows.probabilities[t]
+    for t in range(rows.row_starts[rival], rows.row_starts[rival + 1]):
+        apart[rows.successors[t]] += rows.probabilities[t]
     total = 0.0
-    for row in (rival, best):
-        for t in range(row[0], row[1]):
-            total += apart[successors[t]] ** 2 * unsure[successors[t]]
-            apart[successors[t]] = 0.0
+    for i in (rival, best):
+        for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+            y = rows.successors[t]
+            total += apart[y] ** 2 * unsure[y]
+            apart[y] = 0.0
     return total
 
 

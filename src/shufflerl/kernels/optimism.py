@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,29 @@ from shufflerl.mdp import PolicyArray
 
 #: How finely `worth_trying` is solved for.
 _FINE = 1e-3
+
+
+class Rows(NamedTuple):
+    """All rows (h, x, a) with their errors, as `estimation.posterior.Posterior` has them.
+
+    Transitions are flat: those of row i are from row_starts[i] on. `told` is what a row's own data tell of it: one over
+    the variance of a pooled counter, noise and chance of p(1-p) = TYPICAL together.
+    """
+
+    row_starts: IntArray
+    successors: NDArray[np.int32]
+    probabilities: FloatArray
+    prior: FloatArray
+    doubt: FloatArray
+    spread: FloatArray
+    sampling: FloatArray
+    noise: FloatArray
+    rewards: FloatArray
+    reward_variances: FloatArray
+    reward_differences: FloatArray
+    visits: FloatArray
+    told: FloatArray
+    alike: float
 
 
 @compiled
@@ -61,31 +85,27 @@ def worth_trying(users: float, left: float) -> float:
 
 
 @compiled
-def mean_and_error(
-    values: FloatArray,
-    after: NDArray[np.int32],
-    probabilities: FloatArray,
-    prior: FloatArray,
-    doubt: FloatArray,
-    errors: tuple[float, float, float],
-) -> tuple[float, float]:
+def mean_and_error(values: FloatArray, rows: Rows, h: int, x: int, a: int) -> tuple[float, float]:
     """E V over a row's next states and the variance of its error; see `optimistic_policy`."""
-    sampling, noise, spread = errors
+    i = (h * rows.rewards.shape[1] + x) * rows.rewards.shape[2] + a
+    first, last = rows.row_starts[i], rows.row_starts[i + 1]
+    sampling, noise, spread = rows.sampling[h, x, a], rows.noise[h, x, a], rows.spread[h, x, a]
     expected = square = prior_expected = prior_square = reach = noisy = 0.0
-    for j in range(len(after)):
-        v = values[after[j]]
-        expected += probabilities[j] * v
-        square += probabilities[j] * v * v
-        prior_expected += prior[j] * v
-        prior_square += prior[j] * v * v
-    for j in range(len(after)):
-        apart = (values[after[j]] - expected) ** 2
+    for t in range(first, last):
+        v = values[rows.successors[t]]
+        expected += rows.probabilities[t] * v
+        square += rows.probabilities[t] * v * v
+        prior_expected += rows.prior[t] * v
+        prior_square += rows.prior[t] * v * v
+    for t in range(first, last):
+        apart = (values[rows.successors[t]] - expected) ** 2
         reach += apart
-        noisy += doubt[j] * apart
+        noisy += rows.doubt[t] * apart
+    width = last - first
     chance = max(0.0, square - expected * expected)
     prior_chance = max(0.0, prior_square - prior_expected * prior_expected)
-    data = sampling * (chance + min(1.0, sampling) * reach / len(after)) + noise * noisy
-    before = spread * max(prior_chance, 0.1 * reach / len(after))
+    data = sampling * (chance + min(1.0, sampling) * reach / width) + noise * noisy
+    before = spread * max(prior_chance, 0.1 * reach / width)
     return expected, data * before / (data + before) if data + before > 0 else 0.0
 
 
@@ -97,25 +117,12 @@ def along(here: float, after: float, alike: float) -> float:
 
 @compiled
 def optimistic_policy(
-    row_starts: IntArray,
-    successors: NDArray[np.int32],
-    probabilities: FloatArray,
-    prior: FloatArray,
-    doubt: FloatArray,
-    spread: FloatArray,
-    sampling: FloatArray,
-    noise: FloatArray,
-    rewards: FloatArray,
-    reward_variances: FloatArray,
-    reward_differences: FloatArray,
-    visits: FloatArray,
-    told: FloatArray,
+    rows: Rows,
     promised: FloatArray,
     optimism: float,
     users: float,
     left: float,
     noisy: float,
-    alike: float,
     lots: FloatArray,
     policy: PolicyArray,
 ) -> None:
@@ -125,7 +132,7 @@ def optimistic_policy(
     harmonic sum of what the data leave open, A (Var V + min(1, A) q / D) + B q with q = sum (V - E V)^2 over the D next
     states (in the term of B each times its `doubt`), and what the prior does, spread * max(Var V, q / 10 D).
 
-    I is what is `told` of the row, and what the visits `promised` by others of the same batch will tell, by noise of
+    I is what is told of the row, and what the visits `promised` by others of the same batch will tell, by noise of
     variance `noisy`: these take their part off v. Trying the row with the n `users` of a batch, or with as many as
     double I if that is more, tells J and can move it by sqrt(v J / (I + J)): `optimism` times z times that is its
     bonus b, z what is worth trying by so many of the users that are `left`.
@@ -136,8 +143,8 @@ def optimistic_policy(
     A row that few have seen may lead where nobody has been: 0.15 (optimism z)^2 (1 + max V - E V) / (1 + N) for that,
     times J / (I + J), with the visits N counting those at other steps too where rewards are alike.
     """
-    horizon, states, actions = rewards.shape
-    everywhere = (visits + promised).sum(axis=0)
+    horizon, states, actions = rows.rewards.shape
+    everywhere = (rows.visits + promised).sum(axis=0)
     by_all = worth_trying(users, left)
     value = np.zeros(states)
     mean = np.zeros(states)
@@ -155,30 +162,26 @@ def optimistic_policy(
             best = -1.0
             lot = -1.0
             for a in range(actions):
-                variance = reward_variances[h, x, a]
+                variance = rows.reward_variances[h, x, a]
                 expected = expected_mean = expected_bonus = 0.0
                 if h < horizon - 1:
-                    i = (h * states + x) * actions + a
-                    after = successors[row_starts[i] : row_starts[i + 1]]
-                    p = probabilities[row_starts[i] : row_starts[i + 1]]
-                    p0 = prior[row_starts[i] : row_starts[i + 1]]
-                    open_ = doubt[row_starts[i] : row_starts[i + 1]]
-                    errors = (sampling[h, x, a], noise[h, x, a], spread[h, x, a])
-                    expected, error = mean_and_error(value_after, after, p, p0, open_, errors)
+                    expected, error = mean_and_error(value_after, rows, h, x, a)
                     variance += error
-                    for j in range(len(after)):
-                        expected_mean += p[j] * mean_after[after[j]]
-                        expected_bonus += p[j] * bonus_after[after[j]]
-                seen = visits[h, x, a] + promised[h, x, a]
-                known = told[h, x, a] + information(promised[h, x, a], noisy)
-                variance *= (told[h, x, a] + 1.0 / TYPICAL) / (known + 1.0 / TYPICAL)
+                    i = (h * states + x) * actions + a
+                    for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                        expected_mean += rows.probabilities[t] * mean_after[rows.successors[t]]
+                        expected_bonus += rows.probabilities[t] * bonus_after[rows.successors[t]]
+                seen = rows.visits[h, x, a] + promised[h, x, a]
+                known = rows.told[h, x, a] + information(promised[h, x, a], noisy)
+                variance *= (rows.told[h, x, a] + 1.0 / TYPICAL) / (known + 1.0 / TYPICAL)
                 doubling = visits_for(known, noisy)
                 z = optimism * (by_all if doubling <= users else worth_trying(doubling, left))
                 tells = information(max(users, doubling), noisy)
                 squared = z * z * tells / (tells + known) if left > 0 else 0.0
-                shared = seen + (1.0 - min(1.0, 5.0 * reward_differences[x, a])) * (everywhere[x, a] - seen)
-                index = rewards[h, x, a] + expected_mean + 0.15 * squared * (1.0 + highest - expected) / (1.0 + shared)
-                path = along(squared * variance, expected_bonus, alike)
+                shared = seen + (1.0 - min(1.0, 5.0 * rows.reward_differences[x, a])) * (everywhere[x, a] - seen)
+                surprise = 0.15 * squared * (1.0 + highest - expected) / (1.0 + shared)
+                index = rows.rewards[h, x, a] + expected_mean + surprise
+                path = along(squared * variance, expected_bonus, rows.alike)
                 upper = min(index + np.sqrt(path), most)
                 if upper > best or (upper == best and lots[h, x, a] > lot):
                     best = upper
@@ -190,25 +193,12 @@ def optimistic_policy(
 
 
 @compiled
-def policy_estimate(
-    row_starts: IntArray,
-    successors: NDArray[np.int32],
-    probabilities: FloatArray,
-    prior: FloatArray,
-    doubt: FloatArray,
-    spread: FloatArray,
-    sampling: FloatArray,
-    noise: FloatArray,
-    rewards: FloatArray,
-    reward_variances: FloatArray,
-    alike: float,
-    policy: PolicyArray,
-) -> tuple[FloatArray, FloatArray]:
+def policy_estimate(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray]:
     """mean[x] and variance[x] of what a policy earns from state x on, by the errors of `optimistic_policy`.
 
     The errors of the states that may come next are taken for one error: E b^2 where independent ones would give less.
     """
-    horizon, states, actions = rewards.shape
+    horizon, states, actions = rows.rewards.shape
     mean = np.zeros(states)
     variance = np.zeros(states)
     for h in range(horizon - 1, -1, -1):
@@ -216,20 +206,15 @@ def policy_estimate(
         variance_after = variance.copy()
         for x in range(states):
             a = int(policy[h, x])
-            here = reward_variances[h, x, a]
-            mean[x] = rewards[h, x, a]
+            here = rows.reward_variances[h, x, a]
+            mean[x] = rows.rewards[h, x, a]
             expected = 0.0
             if h < horizon - 1:
-                i = (h * states + x) * actions + a
-                after = successors[row_starts[i] : row_starts[i + 1]]
-                p = probabilities[row_starts[i] : row_starts[i + 1]]
-                p0 = prior[row_starts[i] : row_starts[i + 1]]
-                open_ = doubt[row_starts[i] : row_starts[i + 1]]
-                errors = (sampling[h, x, a], noise[h, x, a], spread[h, x, a])
-                ahead, error = mean_and_error(mean_after, after, p, p0, open_, errors)
+                ahead, error = mean_and_error(mean_after, rows, h, x, a)
                 mean[x] += ahead
                 here += error
-                for j in range(len(after)):
-                    expected += p[j] * variance_after[after[j]]
-            variance[x] = along(here, expected, alike)
+                i = (h * states + x) * actions + a
+                for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                    expected += rows.probabilities[t] * variance_after[rows.successors[t]]
+            variance[x] = along(here, expected, rows.alike)
     return mean, variance

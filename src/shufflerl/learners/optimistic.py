@@ -77,12 +77,7 @@ class Optimistic(Learner):
         policies: PolicyArray = np.empty((MOST, problem.horizon, problem.n_states), dtype=np.int32)
         shares = np.empty(MOST)
         count = plan_batch(
-            *posterior.rows,
-            posterior.reward_sampling,
-            posterior.reward_noise,
-            posterior.reward_differences,
-            posterior.visits,
-            posterior.alike,
+            posterior.rows,
             np.full(problem.n_states, 1.0 / problem.n_states) if problem.start is None else problem.start,
             float(users),
             float(self.episodes_left - users),
@@ -110,7 +105,7 @@ class Optimistic(Learner):
             return View()
         value = error = 0.0
         for policy, weight in zip(playing.policies, playing.weights, strict=True):
-            mean, variance = policy_estimate(*posterior.rows, posterior.alike, policy)
+            mean, variance = policy_estimate(posterior.rows, policy)
             value += weight * float(start @ mean)
             error += weight * _SHOWN * math.sqrt(float(start @ variance))  # as if all erred together
         when = "now" if self.waits else "last"
