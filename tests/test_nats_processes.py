@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +15,6 @@ from tests.network_processes import Crowd, until
 from tests.test_network_processes import finish, ledger_of
 
 pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("nats"))
-    yield cluster
-    cluster.stop()
 
 
 def test_killed_in_the_middle_of_batches(tmp_path: Path, cluster: Cluster) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import httpx2
 import msgspec
@@ -24,10 +21,9 @@ from shufflerl.network import costs, faults, http, openapi, wire
 from shufflerl.network.agreement import understand
 from shufflerl.network.coordinator import TROUBLE, Coordinator
 from shufflerl.network.dashboard import learned
+from shufflerl.network.owner import Owner
 from shufflerl.network.watching import Watching
 from shufflerl.network.wire import Action, BatchStatus, ProblemError, Reason, Signed, State, Transport
-
-Result = TypeVar("Result")
 
 #: Seconds after which a failed request is tried again, at first and at most.
 FIRST_RETRY, LAST_RETRY = 0.1, 10.0
@@ -37,7 +33,7 @@ class CoordinatorServer:
     """Drives one `Coordinator` and answers questions about it."""
 
     def __init__(self, make: Callable[[], Coordinator], shuffler: str, *, poll: float = 0.5) -> None:
-        self._owner = ThreadPoolExecutor(1, "coordinator")
+        self._owner = Owner("coordinator")
         self._coordinator = self._owner.submit(make).result()  # in the thread that will use it
         self._address = shuffler.rstrip("/")
         self._poll = poll
@@ -67,27 +63,10 @@ class CoordinatorServer:
             Route("/openapi.json", lambda _: http.as_json(openapi.COORDINATOR)),
             *self._watching.routes,
         ]
-        app = Starlette(routes=routes, lifespan=self._lifespan)
+        app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._drive, self._coordinator.close))
         app.state.watching = self._watching
         http.answers_problems(app)
         return app
-
-    @contextlib.asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        driving = asyncio.create_task(self._drive())
-        try:
-            yield
-        finally:
-            driving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await driving
-            await self._alone(self._coordinator.close)
-            self._owner.shutdown()
-
-    async def _alone(self, action: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Run in the one thread that owns the run."""
-        call = functools.partial(action, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._owner, call)
 
     # Driving the run.
 
@@ -104,19 +83,19 @@ class CoordinatorServer:
                         http.event("trouble", detail=str(reason) or type(reason).__name__)
                     self._trouble = f"{type(reason).__name__}: {reason}"
                     idle, wait = wait, min(2 * wait, LAST_RETRY)
-                self._status = await self._alone(self._summary)
+                self._status = await self._owner.run(self._summary)
                 if self._learned["batches"] != self._status["batches_learned"]:
-                    self._learned = await self._alone(learned, self._coordinator)
+                    self._learned = await self._owner.run(learned, self._coordinator)
                 await asyncio.sleep(idle)
 
     async def _step(self, client: httpx2.AsyncClient) -> float:
         """One step of the run; returns how long to wait before the next."""
         run = self._coordinator
-        for number, attempt in await self._alone(run.unacknowledged):
+        for number, attempt in await self._owner.run(run.unacknowledged):
             faults.reached("acknowledge")
             await self._ask(client, "/v1/scrubs", run.command(number, attempt, Action.scrub))
-            await self._alone(run.acknowledged, number)
-        pending = await self._alone(lambda: run.pending)
+            await self._owner.run(run.acknowledged, number)
+        pending = await self._owner.run(lambda: run.pending)
         if pending is None:
             return self._poll
         number, attempt, announcement = pending
@@ -132,7 +111,7 @@ class CoordinatorServer:
         if (heard.batch, heard.attempt) != (number, attempt):
             self._heard = None  # the shuffler forgot the batch: announce it again
         elif heard.state == State.aborted or (heard.state == State.released and heard.chunks == 0):
-            await self._alone(run.reopen)
+            await self._owner.run(run.reopen)
             http.event("announced again", batch=number, attempt=attempt + 1)
         elif heard.state == State.released:
             released = time.monotonic()
@@ -140,7 +119,7 @@ class CoordinatorServer:
                 (await self._ask(client, "/v1/releases", run.command(number, attempt, Action.collect, chunk))).content
                 for chunk in range(heard.chunks)
             ]
-            await self._alone(run.absorb, chunks)
+            await self._owner.run(run.absorb, chunks)
             self._seal_to_release = None if self._open_at is None else released - self._open_at
             self._release_to_learned, self._open_at = time.monotonic() - released, None
             http.event("learned", batch=number, users=heard.users)
@@ -162,7 +141,7 @@ class CoordinatorServer:
     async def _exclude(self, client: httpx2.AsyncClient, number: int, attempt: int, users: int) -> None:
         """Open the seeds of a sealed batch, once they are there, and tell the shuffler which cannot be opened."""
         run = self._coordinator
-        if await self._alone(lambda: run.exclusion) is None:
+        if await self._owner.run(lambda: run.exclusion) is None:
             commands = [
                 run.command(number, attempt, Action.seeds, chunk) for chunk in range(-(-users // wire.CHUNK_SEEDS))
             ]
@@ -172,8 +151,8 @@ class CoordinatorServer:
                 if problem.reason != Reason.not_released:
                     raise
                 return
-            await self._alone(run.open_seeds, chunks)
-        exclusion = await self._alone(lambda: run.exclusion)
+            await self._owner.run(run.open_seeds, chunks)
+        exclusion = await self._owner.run(lambda: run.exclusion)
         assert exclusion is not None
         faults.reached("excluding")
         await self._ask(client, "/v1/exclusions", exclusion)
@@ -248,7 +227,7 @@ class CoordinatorServer:
         return http.as_json(self.describe())
 
     async def _show_policy(self, _: Request) -> Response:
-        policy = await self._alone(lambda: self._coordinator.policy)
+        policy = await self._owner.run(lambda: self._coordinator.policy)
         if policy is None:
             raise ProblemError(Reason.not_found, "No batch has been answered yet, so no policy was deployed.")
         played = self._status["episodes_played"]
@@ -256,11 +235,11 @@ class CoordinatorServer:
         return http.as_json(body)
 
     async def _show_certificate(self, _: Request) -> Response:
-        certificate = await self._alone(self._coordinator.certificate)
+        certificate = await self._owner.run(self._coordinator.certificate)
         return http.as_json(certificate.as_dict() | {"text": str(certificate), "spent": self._status["epsilon_spent"]})
 
     async def _show_batches(self, _: Request) -> Response:
-        records = await self._alone(lambda: self._coordinator.records)
+        records = await self._owner.run(lambda: self._coordinator.records)
         body = [
             {
                 "batch": record.batch.index,

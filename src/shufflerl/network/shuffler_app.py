@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,6 +18,7 @@ from starlette.routing import Route
 
 from shufflerl.network import http, openapi, wire
 from shufflerl.network.commits import GroupCommit
+from shufflerl.network.owner import Owner
 from shufflerl.network.shuffler import Shuffler
 from shufflerl.network.store import Store
 from shufflerl.network.watching import Watching
@@ -34,9 +33,6 @@ TICK = 1.0
 #: Bytes of an announcement or command.
 MOST_COMMAND = 64 * 2**20
 
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
-
 
 class ShufflerServer:
     """Answers requests about one `Shuffler`."""
@@ -45,7 +41,7 @@ class ShufflerServer:
         self._shuffler = shuffler
         self._store = store
         self._most_body = most_body
-        self._owner = ThreadPoolExecutor(1, "shuffler")
+        self._owner = Owner("shuffler")
         self._uploads = GroupCommit(self._commit)
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -75,33 +71,16 @@ class ShufflerServer:
             Route("/openapi.json", lambda _: http.as_json(openapi.SHUFFLER)),
             *self._watching.routes,
         ]
-        app = Starlette(routes=routes, lifespan=self._lifespan)
+        app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._tick, self._store.close))
         app.state.watching = self._watching
         http.answers_problems(app)
         return app
-
-    @contextlib.asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        ticking = asyncio.create_task(self._tick())
-        try:
-            yield
-        finally:
-            ticking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await ticking
-            await self._alone(self._store.close)
-            self._owner.shutdown()
-
-    async def _alone(self, action: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        """Run in the one thread that owns the state machine."""
-        call = functools.partial(action, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._owner, call)
 
     async def _tick(self) -> None:
         """Release full batches at once and look after overdue ones; disk trouble is tried again."""
         trouble: str | None = None
         while True:
-            await self._alone(self._shuffler.advance)
+            await self._owner.run(self._shuffler.advance)
             if self._shuffler.trouble != trouble:
                 trouble = self._shuffler.trouble
                 http.event("trouble" if trouble else "trouble over", detail=trouble)
@@ -112,10 +91,10 @@ class ShufflerServer:
     # Nodes.
 
     async def _batch(self, request: Request) -> Response:
-        return http.message(await self._alone(self._shuffler.current, _task(request)))
+        return http.message(await self._owner.run(self._shuffler.current, _task(request)))
 
     async def _status(self, request: Request) -> Response:
-        return http.as_json(await self._alone(self._shuffler.status, _task(request)))
+        return http.as_json(await self._owner.run(self._shuffler.status, _task(request)))
 
     async def _reports(self, request: Request) -> Response:
         self._check_queue(0)
@@ -139,7 +118,7 @@ class ShufflerServer:
 
     async def _commit(self, group: list[tuple[bytes, Upload]]) -> list[list[Outcome]]:
         with self._commit_seconds.time():
-            outcomes = await self._alone(self._store_uploads, group)
+            outcomes = await self._owner.run(self._store_uploads, group)
         self._wake.set()
         return outcomes
 
@@ -153,25 +132,25 @@ class ShufflerServer:
     # The coordinator.
 
     async def _announce(self, request: Request) -> Response:
-        status = await self._alone(self._shuffler.announce, await _signed(request))
+        status = await self._owner.run(self._shuffler.announce, await _signed(request))
         http.event("announced", batch=status.batch, attempt=status.attempt, users=status.users, state=status.state)
         return http.as_json(status)
 
     async def _seeds(self, request: Request) -> Response:
-        seeds = await self._alone(self._shuffler.seeds, await _signed(request))
+        seeds = await self._owner.run(self._shuffler.seeds, await _signed(request))
         return Response(seeds, media_type="application/octet-stream")
 
     async def _exclude(self, request: Request) -> Response:
-        status = await self._alone(self._shuffler.exclude, await _signed(request))
+        status = await self._owner.run(self._shuffler.exclude, await _signed(request))
         self._wake.set()
         return http.as_json(status)
 
     async def _release(self, request: Request) -> Response:
-        tags = await self._alone(self._shuffler.collect, await _signed(request))
+        tags = await self._owner.run(self._shuffler.collect, await _signed(request))
         return Response(tags, media_type="application/octet-stream")
 
     async def _scrub(self, request: Request) -> Response:
-        status = await self._alone(self._shuffler.scrub, await _signed(request))
+        status = await self._owner.run(self._shuffler.scrub, await _signed(request))
         http.event("scrubbed", batch=status.batch)
         return http.as_json(status)
 
@@ -191,7 +170,7 @@ class ShufflerServer:
         shuffler, seconds = self._shuffler, self._shuffler.release_seconds
         view = {
             "started": self._started,
-            "batches": await self._alone(shuffler.unfinished),
+            "batches": await self._owner.run(shuffler.unfinished),
             "accepted": shuffler.accepted,
             "refused": dict(sorted(shuffler.refused.items())),
             "queued": self._uploads.queued,
@@ -202,7 +181,7 @@ class ShufflerServer:
         return {"status": view}
 
     async def _metrics(self, _: Request) -> Response:
-        text = await self._alone(generate_latest, self._registry)
+        text = await self._owner.run(generate_latest, self._registry)
         return Response(text, media_type="text/plain; version=0.0.4")
 
 
