@@ -41,11 +41,12 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
     from shufflerl.kernels import flow
 
     query, noise = release.batch.query, release.noise.variance
-    live = _live(release, start)
-    row_variance = np.zeros(live.shape)
     if noise == 0:
         rows = _row_visits(query, release.values)
-        return Conserved(release.values, rows.sum(axis=-1), row_variance.sum(axis=-1), rows, row_variance)
+        states = rows.sum(axis=-1)
+        return Conserved(release.values, states, np.zeros_like(states), rows, np.zeros_like(rows))
+    live = _live(release, start)
+    row_variance = np.zeros(live.shape)
     values, visits, variance = release.values.copy(), np.empty(live.shape[:2]), np.empty(live.shape[:2])
     flow.conserve(
         values,
