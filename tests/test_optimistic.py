@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import stats
 
 from shufflerl import envs, learners, planning, privatizers
-from shufflerl.checks import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.suite.definition import ENVIRONMENTS
 from shufflerl.history import History
-from shufflerl.kernels.looks import plan_look
-from shufflerl.kernels.optimism import Rows, information, visits_for, worth_trying
+from shufflerl.kernels.optimism import information, visits_for, worth_trying
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.learners.base import Learner
 from shufflerl.learners.optimistic import Optimistic, schedule
@@ -71,7 +69,7 @@ def _parties(
     epsilon: float | None = 1.0,
     name: str = "shuffle",
     first: int = 4,
-    batches: int = 59,
+    batches: int = 39,
     delta: float = 1e-5,
 ) -> tuple[Optimistic, CountPopulation, Privatizer]:
     users, noise, own = np.random.SeedSequence(seed).spawn(3)
@@ -137,15 +135,15 @@ def test_it_works_with_every_privatizer(name: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(episodes=st.integers(1, 10**18), noise=st.floats(0, 1e6))
 def test_every_episode_is_in_the_schedule(episodes: int, noise: float) -> None:
-    sizes = schedule(episodes, noise, 59)
+    sizes = schedule(episodes, noise, 39)
     assert sizes.sum() == episodes
     assert sizes.min() >= 1
-    assert len(sizes) <= Optimistic(Problem(1, 1, 1, 1), 0).most_batches - 1 == 88
+    assert len(sizes) <= Optimistic(Problem(1, 1, 1, 1), 0).most_batches - 1 == 87
 
 
-@pytest.mark.parametrize(("noise", "batches"), [(0.0, 88), (10.0, 59)])
+@pytest.mark.parametrize(("noise", "batches"), [(0.0, 87), (10.0, 39)])
 def test_batches_grow_from_what_can_be_heard_through_the_noise(noise: float, batches: int) -> None:
-    sizes = schedule(10**6, noise, 59)
+    sizes = schedule(10**6, noise, 39)
     assert len(sizes) == batches
     assert sizes[0] == pytest.approx(max(4, 9 * noise), abs=1)
     growth = sizes[1:] / sizes[:-1]
@@ -153,7 +151,7 @@ def test_batches_grow_from_what_can_be_heard_through_the_noise(noise: float, bat
 
 
 def test_where_there_is_no_room_there_is_one_batch() -> None:
-    assert schedule(100, 1000.0, 59).tolist() == [100]
+    assert schedule(100, 1000.0, 39).tolist() == [100]
 
 
 @settings(max_examples=300, deadline=None)
@@ -169,7 +167,7 @@ def test_no_batch_is_smaller_than_a_network_mixes(episodes: int, noise: float, b
     assert first >= min(least, episodes)
     if first < episodes:
         sizes = schedule(episodes - int(first), noise, batches, least)
-        assert len(sizes) <= batches + batches // 2
+        assert len(sizes) <= 9 * batches // 4
         assert sizes.sum() == episodes - first
         assert sizes.min() >= least
 
@@ -183,7 +181,7 @@ def test_no_batch_of_a_run_is_smaller_than_the_first_that_was_asked_for(episodes
 
 def test_a_network_may_ask_for_few_batches() -> None:
     history = learn(*_parties(_riverswim(), 5000, 0, batches=6))
-    assert len(history) <= 1 + 6 + 3
+    assert len(history) <= 1 + 6
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 4, 5, 9])
@@ -266,50 +264,6 @@ def test_before_the_last_batch_it_tries_what_is_not_known() -> None:
     bandit = MDP(np.empty((0, 1, 10, 1)), [[np.linspace(0.1, 0.9, 10)]], [1.0])
     history = _run(bandit, 20_000, 0)
     assert len({int(policy[0, 0]) for b in range(15) for policy in history.mixture(b).policies}) >= 8
-
-
-# Looks.
-
-
-def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
-    """One state and step, with what is known of its arms."""
-    none, ones = np.empty(0), np.ones((1, 1, len(means)))
-    of_arms = (means, errors**2, np.ones(len(means)), told, told)
-    rewards, variances, differences, visits, told = (values.reshape(1, 1, -1) for values in of_arms)
-    rows = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int32)
-    return Rows(*rows, none, none, none, ones, ones, ones, rewards, variances, differences[0], visits, told, 0.0)
-
-
-def _gain(behind: float, error: float, told: float, users: float, left: float, noise: float) -> float:
-    """Of a try in a bandit: what it adds to the best of two, by numerical integration, less what it costs."""
-    known, few = told + 1 / TYPICAL, 1 + 30 / (30 + TYPICAL * told)
-    tells = 1 / (TYPICAL / users + noise / users**2)
-    moves = 0.9 * error * np.sqrt(few * tells / (tells + known))
-    ahead, _ = integrate.quad(lambda x: x * stats.norm.pdf(x, -behind, moves), 0, 10 * moves)
-    return float(left * ahead - users * behind)
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), noise=st.sampled_from([0.0, 4.0, 400.0]), left=st.sampled_from([0.0, 1e3, 1e6]))
-def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float) -> None:
-    """Of all arms of a bandit and all sizes, against a search by brute force."""
-    rng = np.random.default_rng(seed)
-    means, errors, told = rng.random(4), rng.uniform(0.01, 0.3, 4), 10.0 ** rng.uniform(0, 4, 4)
-    smallest, most = 4.0, 400.0
-    policy = np.zeros((1, 1), dtype=np.int32)
-    rows = _bandit(means, errors, told)
-    users = plan_look(rows, np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, 0.9, policy)
-    sizes = smallest * 1.5 ** np.arange(12)
-    gains = {
-        (a, n): _gain(means.max() - means[a], errors[a], told[a], n, left, noise)
-        for a in range(4)
-        for n in sizes[sizes <= most]
-        if means[a] < means.max()
-    }
-    (best, size), gain = max(gains.items(), key=lambda item: item[1])
-    if abs(gain) > 1e-6 * (1 + left):
-        assert users == pytest.approx(size if gain > 0 else 0.0)
-        assert policy[0, 0] == (best if gain > 0 else means.argmax())
 
 
 @pytest.mark.parametrize("epsilon", [None, 5.0])

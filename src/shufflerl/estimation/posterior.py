@@ -114,8 +114,10 @@ class Posterior:
         """The rows and their errors, as plans are made on them."""
         from shufflerl.kernels.optimism import Rows
         from shufflerl.kernels.pooling import TYPICAL
+        from shufflerl.kernels.posterior import LARGEST_SPREAD
 
-        counter_noise = 2.0 * self.reward_noise  # a reward is half the difference of two counters
+        told = 1.0 / (TYPICAL * self.reward_sampling + 2.0 * self.reward_noise)  # two counters make a reward
+        told[:-1] += self.alike * (1.0 / self.spread[:-1] - 1.0 / LARGEST_SPREAD) / TYPICAL
         return Rows(
             *self._rows,
             self.probabilities,
@@ -128,7 +130,7 @@ class Posterior:
             self.reward_variances,
             self.reward_differences,
             self.visits,
-            1.0 / (TYPICAL * self.reward_sampling + counter_noise),
+            told,
             self.alike,
         )
 

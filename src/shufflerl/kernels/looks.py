@@ -1,7 +1,8 @@
 """Second looks: what is most worth finding out beside the best policy, and what a whole batch plays.
 
-A look is the best policy but at one step, where every state takes the action that is most worth a try. Nobody meets
-more than one such try, so what it costs and what it tells does not depend on the others.
+A look is the best policy but at one step, where every state takes the action that is most worth a try: nobody meets
+more than one such try, so what it costs and what it tells does not depend on the others. Or it goes out of its way
+to one row that the best policy rarely passes.
 """
 
 from __future__ import annotations
@@ -12,22 +13,16 @@ import numpy as np
 
 from shufflerl.checks import FloatArray
 from shufflerl.kernels import compiled
-from shufflerl.kernels.optimism import Rows, along, beyond, information, mean_and_error, optimistic_policy, visits_for
+from shufflerl.kernels.detours import FINER, HARDLY, Rivals, gain_of, plan_detour
+from shufflerl.kernels.optimism import Rows, along, information, mean_and_error, optimistic_policy, visits_for
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import PolicyArray
 
 #: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
-#: and the more they cost, a trade of mean regret for its tail. More by this much for every tenfold growth of batches
-#: beyond so many smallest tries, as so many users will then suffer from it; without noise looks at paths do that.
-_BOLD, _TENFOLD, _GROWN = 0.9, 0.15, 30.0
+#: and the more they cost, a trade of mean regret for its tail.
+_BOLD = 0.9
 #: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
 _FEW = 30.0
-#: How many users a look has is searched for in steps of this factor.
-_FINER = 1.5
-#: Nothing further behind than this many errors is looked at.
-_FAR_BEHIND = 8.0
-#: States that are reached more rarely are not looked at.
-_HARDLY = 1e-9
 #: Looks of a batch at most, and their users together; the smallest, in parts of the smallest try.
 _LOOKS, _SHARE, _SMALL = 4, 0.12, 0.5
 #: Without noise one more, of a whole path: as optimistic as this, for this share of the users.
@@ -57,9 +52,6 @@ def plan_batch(
     users as double what is known of one of its decisions (or bring it the `smallest` try). Who is left when there is
     no room for more plays the best policy. `noisy` is the variance of a counter's noise, `lots` break ties.
     """
-    bold = _BOLD
-    if noisy > 0.0 and users > _GROWN * smallest:
-        bold += _TENFOLD * math.log10(users / (_GROWN * smallest))
     promised = np.zeros_like(rows.visits)
     reached = np.zeros(rows.visits.shape[:2])
     given = 0.0
@@ -71,7 +63,7 @@ def plan_batch(
         look = 0.0
         if looking and c < _LOOKS and not last:
             sizes = (_SMALL * smallest, _SHARE * users - given)
-            look = plan_look(rows, promised, start, sizes, left, noisy, bold, policy)
+            look = plan_look(rows, promised, start, sizes, left, noisy, policy)
         far = 0.0
         if looking and look == 0.0 and not last:
             looking = False
@@ -134,7 +126,6 @@ def plan_look(
     sizes: tuple[float, float],
     left: float,
     noisy: float,
-    bold: float,
     policy: PolicyArray,
 ) -> float:
     """Write the look that gains most and return how many users it is for, between the two `sizes`; 0 if none gains.
@@ -142,12 +133,14 @@ def plan_look(
     An action behind the best by d, its error s before and t after m visits, gains R t' psi(d / t') if R users come
     this way later, t'^2 = s^2 - t^2 the variance of what the visits will say of it, and costs m d: the knowledge
     gradient of a normal law. Its error is that of the row itself and that of what follows where its next states
-    differ from the best action's: sum (p - p*)^2 D over the next states, D what is open of their value. It is taken
-    `bold` times.
+    differ from the best action's: sum (p - p*)^2 D over the next states, D what is open of their value.
+
+    At the end of a detour d is what the whole way costs by visit, and R those of all users who would get there.
     """
     behind, error = _rivals(rows, policy)
     known = rows.told + 1.0 / TYPICAL
-    _count_promises(rows.told, promised, noisy, bold, known, error)
+    _count_promises(rows.told, promised, noisy, known, error)
+    rivals = Rivals(behind, error, known, promised, noisy)
     reached = np.zeros(policy.shape)
     _reach(rows, start, promised, 1.0, noisy, policy, reached)
     gain = 0.0
@@ -158,16 +151,19 @@ def plan_look(
         while n <= sizes[1]:
             total = 0.0
             for x in range(policy.shape[1]):
-                if reached[h, x] > _HARDLY:
-                    come = (n * reached[h, x], left * reached[h, x])
-                    total += _best_try(come, noisy, behind[h, x], error[h, x], known[h, x], promised[h, x])[0]
+                if reached[h, x] > HARDLY:
+                    total += _best_try(rivals, h, x, n * reached[h, x], left * reached[h, x])[0]
             if total > gain:
                 gain, users, step = total, n, h
-            n *= _FINER
+            n *= FINER
+    detour = np.zeros_like(policy)
+    more, by = plan_detour(rows, rivals, start, sizes, left, policy, detour)
+    if more > gain:
+        policy[:] = detour
+        return by
     for x in range(policy.shape[1]):
-        if step >= 0 and reached[step, x] > _HARDLY:
-            come = (users * reached[step, x], left * reached[step, x])
-            gain, a = _best_try(come, noisy, behind[step, x], error[step, x], known[step, x], promised[step, x])
+        if step >= 0 and reached[step, x] > HARDLY:
+            gain, a = _best_try(rivals, step, x, users * reached[step, x], left * reached[step, x])
             if gain > 0:
                 policy[step, x] = a
     return users
@@ -208,16 +204,14 @@ def _rivals(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray]:
 
 
 @compiled
-def _count_promises(
-    told: FloatArray, promised: FloatArray, noisy: float, bold: float, known: FloatArray, error: FloatArray
-) -> None:
+def _count_promises(told: FloatArray, promised: FloatArray, noisy: float, known: FloatArray, error: FloatArray) -> None:
     """Variances into errors as bold as looks take them, with what is promised already added to what is known."""
     for h in range(told.shape[0]):
         for x in range(told.shape[1]):
             for a in range(told.shape[2]):
                 few = 1.0 + _FEW / (_FEW + TYPICAL * told[h, x, a])
                 had = information(promised[h, x, a], noisy)
-                error[h, x, a] = bold * math.sqrt(error[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
+                error[h, x, a] = _BOLD * math.sqrt(error[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
                 known[h, x, a] += had
 
 
@@ -238,23 +232,12 @@ def _unlike(rows: Rows, rival: int, best: int, unsure: FloatArray, apart: FloatA
 
 
 @compiled
-def _best_try(
-    come: tuple[float, float],
-    noisy: float,
-    behind: FloatArray,
-    error: FloatArray,
-    known: FloatArray,
-    promised: FloatArray,
-) -> tuple[float, int]:
-    """What trying the best of a state's rivals gains, now by the first of `come` and later for the second."""
-    now, later = come
+def _best_try(rivals: Rivals, h: int, x: int, now: float, later: float) -> tuple[float, int]:
+    """What trying the best of a state's rivals gains, and which that is, if so many come now and later."""
     most = 0.0
     which = -1
-    for a in range(len(behind)):
-        tells = information(now + promised[a], noisy) - information(promised[a], noisy)
-        moves = error[a] * math.sqrt(tells / (tells + known[a]))
-        if moves > 0 and 0 < behind[a] < _FAR_BEHIND * moves:
-            gain = later * moves * beyond(behind[a] / moves) - now * behind[a]
-            if gain > most:
-                most, which = gain, a
+    for a in range(rivals.behind.shape[2]):
+        gain = gain_of(rivals, h, x, a, now, later, rivals.behind[h, x, a], 1.0)
+        if gain > most:
+            most, which = gain, a
     return most, which

@@ -20,8 +20,9 @@ _FINE = 1e-3
 class Rows(NamedTuple):
     """All rows (h, x, a) with their errors, as `estimation.posterior.Posterior` has them.
 
-    Transitions are flat: those of row i are from row_starts[i] on. `told` is what a row's own data tell of it: one over
-    the variance of a pooled counter, noise and chance of p(1-p) = TYPICAL together.
+    Transitions are flat: those of row i are from row_starts[i] on. `told` is what is known of a row, one over a
+    variance: that of a counter pooled from its own data, noise and chance of p(1-p) = TYPICAL together, and as far as
+    steps are `alike` that of the prior which the other steps make.
     """
 
     row_starts: IntArray

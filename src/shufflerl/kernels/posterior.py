@@ -22,11 +22,14 @@ _EM_STEPS = 5
 _MEAN, _MEAN_PRECISION = 0.3, 4.0
 #: Prior of a row that no other step tells of: uniform over its next states, its mean of this variance.
 _PRIOR_VARIANCE = 0.1
-_LARGEST_SPREAD = 1.0 / 1.5
+LARGEST_SPREAD = 1.0 / 1.5
 #: However far below zero a cell was counted, this much of its noise is left.
 _LEAST_DOUBT = 0.1
 #: Prior of a reward that no other step tells of: mean 1/2, of this variance.
 _REWARD_VARIANCE = 0.2
+#: Visits that are thought of beside those that were counted, paid as the prior says, where the chance of an estimate is
+#: reckoned: who was paid nothing eight times is not sure to be paid nothing.
+_BESIDE = 2.0
 
 
 @compiled
@@ -221,7 +224,7 @@ def shrink_transitions(
                     told += max(rest, 0.0) / width
                 project(others[:width], own[:width])
                 trust = _PRIOR_VARIANCE * told / (_PRIOR_VARIANCE * told + 1.0)
-                spread[h, x, a] = min(_LARGEST_SPREAD, 1.0 / (TYPICAL * (1.0 / _PRIOR_VARIANCE + told)) + difference)
+                spread[h, x, a] = min(LARGEST_SPREAD, 1.0 / (TYPICAL * (1.0 / _PRIOR_VARIANCE + told)) + difference)
                 prior_variance = 0.0
                 for j in range(width):
                     p = trust * own[j] + (1.0 - trust) / width
@@ -275,7 +278,7 @@ def shrink_rewards(
                 prior_variance = min(_REWARD_VARIANCE, 1.0 / told + differences[x, a] * chance)
                 own = min(1.0, max(0.0, raw[h, x, a]))
                 visited = 1.0 / (sampling[h, x, a] + noise[h, x, a] / TYPICAL)
-                p = (visited * own + 0.5 * prior) / (visited + 0.5)
+                p = (visited * own + _BESIDE * prior) / (visited + _BESIDE)
                 variance = sampling[h, x, a] * p * (1.0 - p) + noise[h, x, a]
                 trust = prior_variance / (prior_variance + variance)
                 rewards[h, x, a] = trust * own + (1.0 - trust) * prior

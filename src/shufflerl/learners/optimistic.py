@@ -50,7 +50,7 @@ class Optimistic(Learner):
 
     name: ClassVar[str] = "optimistic"
 
-    def __init__(self, problem: Problem, seed: Seed, batches: int = 59, first: int = _FIRST) -> None:
+    def __init__(self, problem: Problem, seed: Seed, batches: int = 39, first: int = _FIRST) -> None:
         self.batches = checks.whole("batches", batches, least=1, most=1000)
         self.first = checks.whole("first", first, least=1)
         super().__init__(problem, seed, batches=self.batches, first=self.first)
@@ -62,7 +62,7 @@ class Optimistic(Learner):
     @property
     def most_batches(self) -> int:
         """The first, and those after it if there is no noise."""
-        return 1 + self.batches + self.batches // 2
+        return 1 + _unnoisy(self.batches)
 
     @property
     def _least(self) -> int:
@@ -143,7 +143,7 @@ def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntAr
     array([180, 189, 200, 210, 221])
     """
     smallest = max(float(_FIRST), _DEVIATIONS * noise, float(least))
-    count = max(1, min(batches if noise else batches + batches // 2, int(episodes / smallest)))
+    count = max(1, min(batches if noise else _unnoisy(batches), int(episodes / smallest)))
     sizes = smallest * _growth(episodes / smallest, count) ** np.arange(count)
     least = least if least * len(sizes) < episodes else 0
     beyond = sizes - least
@@ -153,6 +153,11 @@ def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntAr
     ends[-1] = episodes
     in_turn: IntArray = np.diff(ends, prepend=0)
     return in_turn
+
+
+def _unnoisy(batches: int) -> int:
+    """How many batches there are at most if there is no noise, which every release would add to what it tells."""
+    return 9 * batches // 4
 
 
 def _growth(total: float, count: int) -> float:

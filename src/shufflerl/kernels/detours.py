@@ -1,0 +1,166 @@
+"""What it is worth to try a row, and the way to one that the best policy rarely passes."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from shufflerl.checks import FloatArray, IntArray
+from shufflerl.kernels import compiled
+from shufflerl.kernels.optimism import Rows, beyond, information
+from shufflerl.mdp import PolicyArray
+
+#: How many users a look has is searched for in steps of this factor.
+FINER = 1.5
+#: Nothing further behind than this many errors is looked at.
+_FAR_BEHIND = 8.0
+#: States that are reached more rarely are not looked at.
+HARDLY = 1e-9
+#: At the end of a detour errors are taken for so much of what other looks take them for.
+_BOLD = 0.8
+#: Rows that a detour is planned to, and by how many of their errors they are taken for better, to find the way.
+_ROWS, _BETTER = 8, (1.0, 3.0)
+
+
+class Rivals(NamedTuple):
+    """All actions against the best of their state: how far `behind`, give or take what `error`.
+
+    `known` is what is known of them, the visits `promised` by others of the batch included; `noisy` is the variance of
+    a counter's noise.
+    """
+
+    behind: FloatArray
+    error: FloatArray
+    known: FloatArray
+    promised: FloatArray
+    noisy: float
+
+
+@compiled
+def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, price: float, bold: float) -> float:
+    """What trying a row gains for those who come later, if each of those who come now pays so much for it."""
+    had = rivals.promised[h, x, a]
+    tells = information(now + had, rivals.noisy) - information(had, rivals.noisy)
+    moves = bold * rivals.error[h, x, a] * math.sqrt(tells / (tells + rivals.known[h, x, a]))
+    if price <= 0.0 or price >= _FAR_BEHIND * moves:
+        return 0.0
+    gain: float = later * moves * beyond(price / moves) - now * price
+    return gain
+
+
+@compiled
+def plan_detour(
+    rows: Rows,
+    rivals: Rivals,
+    start: FloatArray,
+    sizes: tuple[float, float],
+    left: float,
+    best: PolicyArray,
+    detour: PolicyArray,
+) -> tuple[float, float]:
+    """Write the detour that gains most; returns what it gains, by how many users."""
+    gain = 0.0
+    users = 0.0
+    trial = np.zeros_like(best)
+    for row in promising(rows, rivals, start):
+        h, x, a = row[0], row[1], row[2]
+        for better in _BETTER:
+            value = rivals.behind[h, x, a] + better * rivals.error[h, x, a]
+            rate, cost = go_to(rows, rivals.behind, start, best, h, x, a, value, trial)
+            if rate > HARDLY:
+                n = sizes[0]
+                while n <= sizes[1]:
+                    total = gain_of(rivals, h, x, a, n * rate, left * rate, cost / rate, _BOLD)
+                    if total > gain:
+                        gain, users = total, n
+                        detour[:] = trial
+                    n *= FINER
+    return gain, users
+
+
+@compiled
+def promising(rows: Rows, rivals: Rivals, start: FloatArray) -> IntArray:
+    """The rows (h, x, a) most worth a detour, wherever they are, by how many can get there and at what price.
+
+    At most as many of x get to y as the likeliest action takes there. A visit of y is priced at a visit of x and what
+    the action is behind, over its probability, at the cheapest of all x and actions: dear where many ways lead there.
+    """
+    horizon, states, actions = rivals.behind.shape
+    reach = start.copy()
+    price = np.where(start > 0, 0.0, np.inf)
+    worth = np.zeros(_ROWS)
+    which = np.full((_ROWS, 3), -1)
+    likeliest = np.zeros(states)
+    for h in range(horizon):
+        after = np.zeros(states)
+        price_after = np.full(states, np.inf)
+        for x in range(states):
+            if reach[x] <= HARDLY:
+                continue
+            likeliest[:] = 0.0
+            for a in range(actions):
+                cost = price[x] + rivals.behind[h, x, a]
+                error = rivals.error[h, x, a]
+                if 0 < cost < _FAR_BEHIND * error:
+                    least = worth.argmin()
+                    may = reach[x] * error * beyond(cost / error)
+                    if may > worth[least]:
+                        worth[least] = may
+                        which[least, 0], which[least, 1], which[least, 2] = h, x, a
+                if h < horizon - 1:
+                    i = (h * states + x) * actions + a
+                    for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                        y, p = rows.successors[t], rows.probabilities[t]
+                        likeliest[y] = max(likeliest[y], p)
+                        if p > 0:
+                            price_after[y] = min(price_after[y], cost / p)
+            after += reach[x] * likeliest
+        reach = np.minimum(after, 1.0)
+        price = price_after
+    return which[worth > 0]
+
+
+@compiled
+def go_to(
+    rows: Rows,
+    behind: FloatArray,
+    start: FloatArray,
+    best: PolicyArray,
+    h: int,
+    x: int,
+    a: int,
+    better: float,
+    policy: PolicyArray,
+) -> tuple[float, float]:
+    """Write the policy that is best if row (h, x, a) is better by so much; returns who gets there, and at what cost."""
+    states, actions = behind.shape[1:]
+    policy[:] = best
+    policy[h, x] = a
+    more = np.zeros(states)  # than the best policy, from step k + 1 on
+    more[x] = better - behind[h, x, a]
+    for k in range(h - 1, -1, -1):
+        more_after = more
+        more = np.zeros(states)
+        for y in range(states):
+            for b in range(actions):
+                i = (k * states + y) * actions + b
+                gain = -behind[k, y, b]
+                for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                    gain += rows.probabilities[t] * more_after[rows.successors[t]]
+                if gain > more[y]:
+                    more[y] = gain
+                    policy[k, y] = b
+    here = start
+    cost = 0.0
+    for k in range(h):
+        after = np.zeros(states)
+        for y in range(states):
+            if here[y] > 0:
+                i = (k * states + y) * actions + policy[k, y]
+                cost += here[y] * behind[k, y, policy[k, y]]
+                for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                    after[rows.successors[t]] += here[y] * rows.probabilities[t]
+        here = after
+    return here[x], cost + here[x] * behind[h, x, a]

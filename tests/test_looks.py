@@ -1,0 +1,154 @@
+"""Second looks: which try gains most, and the ways to rows that the best policy rarely passes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from shufflerl import planning
+from shufflerl.checks import FloatArray
+from shufflerl.estimation.posterior import Posterior
+from shufflerl.kernels.detours import Rivals, go_to, promising
+from shufflerl.kernels.looks import plan_look
+from shufflerl.kernels.optimism import Rows
+from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.mdp import MDP, PolicyArray
+from tests.examples import random_mdp
+
+
+def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
+    """One state and step, with what is known of its arms."""
+    none, ones = np.empty(0), np.ones((1, 1, len(means)))
+    of_arms = (means, errors**2, np.ones(len(means)), told, told)
+    rewards, variances, differences, visits, told = (values.reshape(1, 1, -1) for values in of_arms)
+    rows = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int32)
+    return Rows(*rows, none, none, none, ones, ones, ones, rewards, variances, differences[0], visits, told, 0.0)
+
+
+def _gain(behind: float, error: float, told: float, users: float, left: float, noise: float) -> float:
+    """Of a try in a bandit: what it adds to the best of two, by numerical integration, less what it costs."""
+    known, few = told + 1 / TYPICAL, 1 + 30 / (30 + TYPICAL * told)
+    tells = 1 / (TYPICAL / users + noise / users**2)
+    moves = 0.9 * error * np.sqrt(few * tells / (tells + known))
+    ahead, _ = integrate.quad(lambda x: x * stats.norm.pdf(x, -behind, moves), 0, 10 * moves)
+    return float(left * ahead - users * behind)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), noise=st.sampled_from([0.0, 4.0, 400.0]), left=st.sampled_from([0.0, 1e3, 1e6]))
+def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float) -> None:
+    """Of all arms of a bandit and all sizes, against a search by brute force."""
+    rng = np.random.default_rng(seed)
+    means, errors, told = rng.random(4), rng.uniform(0.01, 0.3, 4), 10.0 ** rng.uniform(0, 4, 4)
+    smallest, most = 4.0, 400.0
+    policy = np.zeros((1, 1), dtype=np.int32)
+    rows = _bandit(means, errors, told)
+    users = plan_look(rows, np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, policy)
+    sizes = smallest * 1.5 ** np.arange(12)
+    gains = {
+        (a, n): _gain(means.max() - means[a], errors[a], told[a], n, left, noise)
+        for a in range(4)
+        for n in sizes[sizes <= most]
+        if means[a] < means.max()
+    }
+    (best, size), gain = max(gains.items(), key=lambda item: item[1])
+    if abs(gain) > 1e-6 * (1 + left):
+        assert users == pytest.approx(size if gain > 0 else 0.0)
+        assert policy[0, 0] == (best if gain > 0 else means.argmax())
+
+
+def _policies(mdp: MDP) -> PolicyArray:
+    """All of them."""
+    choices = itertools.product(range(mdp.n_actions), repeat=mdp.horizon * mdp.n_states)
+    return np.array(list(choices), dtype=np.int32).reshape(-1, mdp.horizon, mdp.n_states)
+
+
+def _estimated(mdp: MDP) -> Rows:
+    """Rows as if the estimates were right."""
+    return Posterior(mdp.problem(100)).rows._replace(probabilities=mdp.probabilities, rewards=mdp.rewards)
+
+
+def _behind(mdp: MDP) -> FloatArray:
+    q = planning.optimal_q(mdp.layout.table(mdp.probabilities), mdp.rewards)
+    behind: FloatArray = q.max(axis=-1, keepdims=True) - q
+    return behind
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), better=st.floats(0.0, 5.0), sparse=st.booleans())
+def test_the_way_to_a_row_is_the_best_policy_if_it_pays_more(seed: int, better: float, sparse: bool) -> None:
+    """Against all 64 policies of a small MDP: its value, who gets there, and what they give up."""
+    mdp = random_mdp(seed, 3, 2, 2, sparse=sparse)
+    h, x, a = np.random.default_rng(seed).integers(mdp.rewards.shape)
+    behind = _behind(mdp)
+    policy = np.zeros((3, 2), dtype=np.int32)
+    better += behind[h, x, a]
+    best = behind.argmin(axis=-1).astype(np.int32)
+    rate, cost = go_to(_estimated(mdp), behind, mdp.start, best, h, x, a, better, policy)
+    more = mdp.rewards.copy()
+    more[h, x, a] += better
+    table = mdp.layout.table(mdp.probabilities)
+    values = planning.policy_values(table, more, mdp.start, _policies(mdp))
+    (value,) = planning.policy_values(table, more, mdp.start, policy[None])
+    (paid,) = planning.policy_values(table, mdp.rewards, mdp.start, policy[None])
+    assert value == pytest.approx(values.max())
+    assert rate == pytest.approx(planning.visit_probabilities(table, mdp.start, policy[None])[0, h, x])
+    assert cost == pytest.approx(mdp.optimal_value - paid, abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), sparse=st.booleans())
+def test_rows_that_nobody_knows_are_promising_wherever_they_are(seed: int, sparse: bool) -> None:
+    """Those are taken that can be reached and that cost something: what the best policy does is tried for nothing."""
+    mdp = random_mdp(seed, 4, 3, 2, sparse=sparse, start=0)
+    behind, table = _behind(mdp), mdp.layout.table(mdp.probabilities)
+    rng = np.random.default_rng(seed)
+    unknown = {tuple(rng.integers(behind.shape).tolist()) for _ in range(8)}
+    error = np.full(behind.shape, 1e-9)
+    for row in unknown:
+        error[row] = 1e6
+    taken = promising(_estimated(mdp), Rivals(behind, error, error, error, 0.0), mdp.start)
+    best = behind.argmin(axis=-1).astype(np.int32)
+    by_best = planning.visit_probabilities(table, mdp.start, best[None])[0] > 0
+    by_any = planning.visit_probabilities(table, mdp.start, _policies(mdp)).max(axis=0) > 0
+    expected = {(h, x, a) for h, x, a in unknown if by_any[h, x] and not (by_best[h, x] and behind[h, x, a] == 0)}
+    assert {tuple(row) for row in taken.tolist()} == expected
+
+
+def _behind_a_detour(error: float) -> tuple[Rows, PolicyArray]:
+    """Action 0 leads to a state that pays 0.7, action 1 to one that pays 0.6, or by its action 1 nobody knows what."""
+    moves = np.zeros((1, 3, 2, 3))
+    moves[0, :, 0, 1] = moves[0, :, 1, 2] = 1.0
+    pays = np.zeros((2, 3, 2))
+    pays[1] = [[0.0, 0.0], [0.7, 0.0], [0.6, 0.5]]
+    mdp = MDP(moves, pays, [1.0, 0.0, 0.0])
+    variances = np.full((2, 3, 2), 1e-8)
+    variances[1, 2, 1] = error**2
+    sure = np.full((2, 3, 2), 1e-8)
+    told = np.full((2, 3, 2), 1e6)
+    told[1, 2, 1] = 1.0
+    rows = _estimated(mdp)._replace(reward_variances=variances, sampling=sure, noise=sure, spread=sure, told=told)
+    return rows, np.zeros((2, 3), dtype=np.int32)
+
+
+def test_users_go_out_of_their_way_to_what_may_be_best() -> None:
+    """The best policy never gets there, and the first step alone is sure to be worse."""
+    rows, policy = _behind_a_detour(error=0.3)
+    users = plan_look(rows, np.zeros((2, 3, 2)), np.array([1.0, 0.0, 0.0]), (4.0, 400.0), 1e5, 1.0, policy)
+    assert users > 0
+    assert policy[0, 0] == 1
+    assert policy[1, 2] == 1
+
+
+@pytest.mark.parametrize(("error", "left"), [(0.01, 1e5), (0.3, 0.0), (0.3, 10.0)])
+def test_nobody_goes_where_nothing_is_to_be_gained(error: float, left: float) -> None:
+    """It is known to be worse, or nobody comes later who could use it."""
+    rows, policy = _behind_a_detour(error)
+    users = plan_look(rows, np.zeros((2, 3, 2)), np.array([1.0, 0.0, 0.0]), (4.0, 400.0), left, 1.0, policy)
+    assert users == 0
+    assert policy[0, 0] == 0
