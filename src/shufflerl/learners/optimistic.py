@@ -30,8 +30,9 @@ from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.mdp import Mixture, PolicyArray, Problem
 from shufflerl.seeding import Seed
 
-#: How many deviations of a counter's noise the first batch after the very first has in users, and the smallest try.
-_DEVIATIONS, _TRY = 9.0, 8.0
+#: How many deviations of a counter's noise the second batch has in users: the most, and the least where the most would
+#: leave room for fewer than so many batches. The smallest try has this part of it.
+_DEVIATIONS, _LEAST, _ROOM, _TRY = 9.0, 7.0, 20.0, 8.0 / 9.0
 #: The interval shown around the estimated value is so many standard errors to either side.
 _SHOWN = 2.0
 #: Users of the first batch, and of the second and the smallest try without noise, unless more are asked for.
@@ -39,13 +40,12 @@ _FIRST = 4
 
 
 class Optimistic(Learner):
-    """Optimism in at most 89 batches; everything follows from the noise and the size of the problem.
+    """Optimism in at most 88 batches, 40 with noise; everything follows from the noise and the size of the problem.
 
     Two numbers are for networks, where every batch costs its messages and is to mix some least number of users:
-    `batches` is how many there are at most after the first, or half as many more if there is no noise, `first` how
-    many users the first batch has. That one is asked
-    to learn how strong the noise is, by which all others are sized. Where `first` is above its default, no other batch
-    has fewer users either; only if there are fewer in all is the one batch smaller.
+    `batches` is how many there are at most after the first, or 9/4 of that if there is no noise, `first` how many users
+    the first batch has. That one is asked to learn how strong the noise is, by which all others are sized. Where `first`
+    is above its default, no other batch has fewer users either; only if there are fewer in all is the one batch smaller.
     """
 
     name: ClassVar[str] = "optimistic"
@@ -82,7 +82,7 @@ class Optimistic(Learner):
             float(users),
             float(self.episodes_left - users),
             posterior.noise_variance,
-            max(float(_FIRST), _TRY * math.sqrt(posterior.noise_variance)),
+            max(float(_FIRST), _TRY * heard(problem.episodes, math.sqrt(posterior.noise_variance))),
             self.rng.random((MOST, *posterior.visits.shape)),
             policies,
             shares,
@@ -135,14 +135,14 @@ def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:
 def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntArray:
     """Sizes of all batches after the first, which add up to the episodes left.
 
-    They grow geometrically from 9 deviations of the noise (and 4 users), as many as there is room for: without noise
-    half as many again as `batches`. None has fewer than `least` users, if there are as many: what batches have beyond
+    They grow geometrically from what is `heard` (and 4 users), as many as there is room for: without noise 9/4 of
+    `batches`. None has fewer than `least` users, if there are as many: what batches have beyond
     that is scaled to add up.
 
-    >>> schedule(1000, 20.0, 59)
-    array([180, 189, 200, 210, 221])
+    >>> schedule(1000, 20.0, 39)
+    array([140, 141, 142, 143, 143, 145, 146])
     """
-    smallest = max(float(_FIRST), _DEVIATIONS * noise, float(least))
+    smallest = max(float(_FIRST), heard(episodes, noise), float(least))
     count = max(1, min(batches if noise else _unnoisy(batches), int(episodes / smallest)))
     sizes = smallest * _growth(episodes / smallest, count) ** np.arange(count)
     least = least if least * len(sizes) < episodes else 0
@@ -153,6 +153,15 @@ def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntAr
     ends[-1] = episodes
     in_turn: IntArray = np.diff(ends, prepend=0)
     return in_turn
+
+
+def heard(episodes: int, noise: float) -> float:
+    """How many users are well heard through a counter's noise, of so many in all.
+
+    >>> heard(20_000, 17.0), heard(20_000, 120.0), heard(20_000, 150.0)
+    (153.0, 1000.0, 1050.0)
+    """
+    return min(_DEVIATIONS * noise, max(_LEAST * noise, episodes / _ROOM))
 
 
 def _unnoisy(batches: int) -> int:
