@@ -43,9 +43,10 @@ class Optimistic(Learner):
     """Optimism in at most 88 batches, 40 with noise; everything follows from the noise and the size of the problem.
 
     Two numbers are for networks, where every batch costs its messages and is to mix some least number of users:
-    `batches` is how many there are at most after the first, or 9/4 of that if there is no noise, `first` how many users
-    the first batch has. That one is asked to learn how strong the noise is, by which all others are sized. Where `first`
-    is above its default, no other batch has fewer users either; only if there are fewer in all is the one batch smaller.
+    `batches` is how many there are at most after the first, or 9/4 of that if there is no noise, `first` how many
+    users the first batch has. That one is asked to learn how strong the noise is, by which all others are sized. Where
+    `first` is above its default, no other batch has fewer users either; only if there are fewer in all is the one batch
+    smaller.
     """
 
     name: ClassVar[str] = "optimistic"
