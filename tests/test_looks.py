@@ -32,7 +32,7 @@ def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
 
 def _gain(behind: float, error: float, told: float, users: float, left: float, noise: float) -> float:
     """Of a try in a bandit: what it adds to the best of two, by numerical integration, less what it costs."""
-    known, few = told + 1 / TYPICAL, 1 + 30 / (30 + TYPICAL * told)
+    known, few = told + 1 / TYPICAL, 1 + 15 / (15 + TYPICAL * told)
     tells = 1 / (TYPICAL / users + noise / users**2)
     moves = 0.9 * error * np.sqrt(few * tells / (tells + known))
     ahead, _ = integrate.quad(lambda x: x * stats.norm.pdf(x, -behind, moves), 0, 10 * moves)

@@ -19,7 +19,7 @@ _FAR_BEHIND = 8.0
 #: States that are reached more rarely are not looked at.
 HARDLY = 1e-9
 #: At the end of a detour errors are taken for so much of what other looks take them for.
-_BOLD = 0.8
+_BOLD = 0.9
 #: Rows that a detour is planned to, and by how many of their errors they are taken for better, to find the way.
 _ROWS, _BETTER = 8, (1.0, 3.0)
 

@@ -22,7 +22,7 @@ from shufflerl.mdp import PolicyArray
 #: and the more they cost, a trade of mean regret for its tail.
 _BOLD = 0.9
 #: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
-_FEW = 30.0
+_FEW = 15.0
 #: Looks of a batch at most, and their users together; the smallest, in parts of the smallest try.
 _LOOKS, _SHARE, _SMALL = 4, 0.12, 0.5
 #: Without noise one more, of a whole path: as optimistic as this, for this share of the users.

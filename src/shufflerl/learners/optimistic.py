@@ -9,9 +9,9 @@ gains R s psi(z) on average, psi(z) = phi(z) - z Phi(-z) the mean of what a stan
 a try up to the z where psi(z) / z = n / R: far when few try and much is left, not at all in the last batch, which
 commits by itself.
 
-Some users look back: they play the best policy but for one step, where they try what gains most by the same reckoning
-with just as many users as it takes. An action that was unlucky once is tried again that way; without looks some runs
-never recover.
+Some users look back: they play the best policy but for one step, or but for the way to one row, where they try what
+gains most by the same reckoning with just as many users as it takes. An action that was unlucky once is tried again
+that way; without looks some runs never recover.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shufflerl.seeding import Seed
 
 #: How many deviations of a counter's noise the second batch has in users: the most, and the least where the most would
 #: leave room for fewer than so many batches. The smallest try has this part of it.
-_DEVIATIONS, _LEAST, _ROOM, _TRY = 9.0, 7.0, 20.0, 8.0 / 9.0
+_DEVIATIONS, _LEAST, _ROOM, _TRY = 9.0, 8.0, 20.0, 8.0 / 9.0
 #: The interval shown around the estimated value is so many standard errors to either side.
 _SHOWN = 2.0
 #: Users of the first batch, and of the second and the smallest try without noise, unless more are asked for.
@@ -141,7 +141,7 @@ def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntAr
     that is scaled to add up.
 
     >>> schedule(1000, 20.0, 39)
-    array([140, 141, 142, 143, 143, 145, 146])
+    array([160, 163, 165, 168, 171, 173])
     """
     smallest = max(float(_FIRST), heard(episodes, noise), float(least))
     count = max(1, min(batches if noise else _unnoisy(batches), int(episodes / smallest)))
@@ -160,7 +160,7 @@ def heard(episodes: int, noise: float) -> float:
     """How many users are well heard through a counter's noise, of so many in all.
 
     >>> heard(20_000, 17.0), heard(20_000, 120.0), heard(20_000, 150.0)
-    (153.0, 1000.0, 1050.0)
+    (153.0, 1000.0, 1200.0)
     """
     return min(_DEVIATIONS * noise, max(_LEAST * noise, episodes / _ROOM))
 
