@@ -14,7 +14,7 @@ from shufflerl import planning
 from shufflerl.checks import FloatArray
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.kernels.detours import Rivals, go_to, promising
-from shufflerl.kernels.looks import plan_look
+from shufflerl.kernels.looks import MOST, _rivals, plan_batch, plan_look
 from shufflerl.kernels.optimism import Rows
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import MDP, PolicyArray
@@ -120,10 +120,14 @@ def test_rows_that_nobody_knows_are_promising_wherever_they_are(seed: int, spars
     assert {tuple(row) for row in taken.tolist()} == expected
 
 
-def _behind_a_detour(error: float) -> tuple[Rows, PolicyArray]:
-    """Action 0 leads to a state that pays 0.7, action 1 to one that pays 0.6, or by its action 1 nobody knows what."""
+def _behind_a_detour(error: float, chance: float = 1.0) -> tuple[Rows, PolicyArray]:
+    """Action 0 leads to a state that pays 0.7, action 1 to one that pays 0.6, or by its action 1 nobody knows what.
+
+    The way there succeeds by chance, or else leads where action 0 does.
+    """
     moves = np.zeros((1, 3, 2, 3))
-    moves[0, :, 0, 1] = moves[0, :, 1, 2] = 1.0
+    moves[0, :, 0, 1] = 1.0
+    moves[0, :, 1, 1], moves[0, :, 1, 2] = 1.0 - chance, chance
     pays = np.zeros((2, 3, 2))
     pays[1] = [[0.0, 0.0], [0.7, 0.0], [0.6, 0.5]]
     mdp = MDP(moves, pays, [1.0, 0.0, 0.0])
@@ -152,3 +156,51 @@ def test_nobody_goes_where_nothing_is_to_be_gained(error: float, left: float) ->
     users = plan_look(rows, np.zeros((2, 3, 2)), np.array([1.0, 0.0, 0.0]), (4.0, 400.0), left, 1.0, policy)
     assert users == 0
     assert policy[0, 0] == 0
+
+
+@pytest.mark.parametrize("chance", [1.0, 0.5, 0.1])
+def test_a_detour_has_the_users_that_gain_most(chance: float) -> None:
+    """By integration: who gets there pays 0.2 a visit, by chance, and those who come later gain if they would too."""
+    rows, policy = _behind_a_detour(0.3, chance)
+    users = plan_look(rows, np.zeros((2, 3, 2)), np.array([1.0, 0.0, 0.0]), (4.0, 4000.0), 1e5, 9.0, policy)
+    sizes = 4.0 * 1.5 ** np.arange(18)
+    gains = [_gain(0.2, 0.9 * 0.3, 1.0, chance * n, chance * 1e5, 9.0) for n in sizes[sizes <= 4000]]
+    assert users == pytest.approx(sizes[int(np.argmax(gains))])
+    assert policy[1, 2] == 1
+
+
+def test_what_is_promised_is_not_looked_at_again() -> None:
+    """With a hundred times the visits on their way, one more look tells nothing."""
+    rows, policy = _behind_a_detour(error=0.3)
+    promised = np.zeros((2, 3, 2))
+    promised[1, 2, 1] = 1e4
+    users = plan_look(rows, promised, np.array([1.0, 0.0, 0.0]), (4.0, 400.0), 1e5, 1.0, policy)
+    assert users == 0
+
+
+def test_plans_of_a_batch_know_of_each_other() -> None:
+    """Nobody knows any of six arms: with room for six tries each is tried, not one arm six times."""
+    rows = _bandit(np.full(6, 0.5), np.full(6, 0.3), np.full(6, 1.0))
+    policies, shares = np.empty((MOST, 1, 1), dtype=np.int32), np.empty(MOST)
+    lots = np.random.default_rng(0).random((MOST, 1, 1, 6))
+    count = plan_batch(rows, np.ones(1), 60.0, 1e5, 4.0, 10.0, lots, policies, shares)
+    assert shares[:count].sum() == 60
+    assert len(set(policies[:count].ravel().tolist())) >= 5
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_what_follows_counts_where_the_next_states_differ(seed: int) -> None:
+    """sum (p - p*)^2 D, D what is open of the next step's rewards, beside the error of the row itself."""
+    mdp = random_mdp(seed, 2, 3, 2)
+    open_ = np.random.default_rng(seed).uniform(0.01, 0.1, (2, 3, 2))
+    sure = np.full((2, 3, 2), 1e-12)
+    rows = _estimated(mdp)._replace(reward_variances=open_, sampling=sure, noise=sure, spread=sure, alike=0.0)
+    policy = np.zeros((2, 3), dtype=np.int32)
+    _, variance = _rivals(rows, policy)
+    best, last = _behind(mdp).argmin(axis=-1), np.arange(3)
+    p = mdp.layout.table(mdp.probabilities)[0]
+    for x in range(3):
+        a = 1 - best[0, x]
+        apart = (p[x, a] - p[x, best[0, x]]) ** 2 @ open_[1, last, best[1]]
+        assert variance[0, x, a] == pytest.approx(open_[0, x, a] + apart, rel=1e-6)

@@ -206,6 +206,7 @@ def test_the_first_batch_can_be_larger() -> None:
 # How optimistic.
 
 
+@settings(deadline=None)
 @given(users=st.floats(1, 1e9), left=st.floats(1, 1e18))
 def test_what_is_worth_trying_solves_its_equation(users: float, left: float) -> None:
     """What a try costs, n z, is what it gains, R psi(z)."""
@@ -217,6 +218,7 @@ def test_what_is_worth_trying_solves_its_equation(users: float, left: float) -> 
     assert net(max(0.0, z - 2e-3)) > 0 > net(z + 2e-3)
 
 
+@settings(deadline=None)
 @given(visits=st.floats(1, 1e9), noise=st.floats(0, 1e12))
 def test_so_many_visits_tell_so_much(visits: float, noise: float) -> None:
     """The mean of m users' rewards, of variance TYPICAL, and of one counter's noise."""

@@ -427,6 +427,7 @@ def test_a_memory_that_does_not_fit_is_refused() -> None:
 # What noise can still hide.
 
 
+@settings(deadline=None)
 @given(mean=st.floats(-2, 3), sd=st.floats(0.01, 0.9))
 def test_doubt_is_the_variance_of_a_normal_cut_to_probabilities(mean: float, sd: float) -> None:
     cut = stats.truncnorm(-mean / sd, (1 - mean) / sd, mean, sd)

@@ -41,6 +41,8 @@ _KEPT: dict[str, type] = {
     "cells": np.float64,
 }
 
+_NEVER_BELOW_ZERO = {"users", "noises", "weights", "counted_variance"}
+
 #: Passes over all batches after each noisy release: the visits need the rows, the rows need the visits.
 _PASSES = 2
 
@@ -233,7 +235,7 @@ class Posterior:
         self._check("cells", arrays, int(self._first_cell.values[-1]))
         for name, mine in (("probabilities", self.probabilities), ("uncertainty", self._uncertainty)):
             saved = arrays.get(name)
-            if saved is None or (saved.shape, saved.dtype) != (mine.shape, mine.dtype):
+            if saved is None or not _numbers(saved, mine.shape, mine.dtype):
                 raise StateMismatchError(f"The saved state has no fitting {name}; use bytes that save() returned.")
             mine[...] = saved
         for name, column in self._kept.items():
@@ -241,7 +243,13 @@ class Posterior:
         self._fit()
 
     def _check(self, name: str, arrays: dict[str, NDArray[Any]], length: int) -> None:
-        """Compiled code trusts the shapes of what is kept."""
+        """Compiled code trusts the shapes of what is kept, and that it is numbers."""
         saved, shape = arrays.get(name), self._kept[name].values.shape[1:]
-        if saved is None or (saved.shape, saved.dtype) != ((length, *shape), np.dtype(_KEPT[name])):
+        numbers = _numbers(saved, (length, *shape), np.dtype(_KEPT[name]))
+        if saved is None or not numbers or (name in _NEVER_BELOW_ZERO and (saved < 0).any()):
             raise StateMismatchError(f"The saved state has no fitting {name}; use bytes that save() returned.")
+
+
+def _numbers(saved: NDArray[Any] | None, shape: tuple[int, ...], kind: np.dtype[Any]) -> bool:
+    """Whether an array has that shape and kind, and is finite everywhere."""
+    return saved is not None and (saved.shape, saved.dtype) == (shape, kind) and bool(np.isfinite(saved).all())

@@ -99,7 +99,6 @@ def promising(rows: Rows, rivals: Rivals, start: FloatArray) -> IntArray:
         for x in range(states):
             if reach[x] <= HARDLY:
                 continue
-            likeliest[:] = 0.0
             for a in range(actions):
                 cost = price[x] + rivals.behind[h, x, a]
                 error = rivals.error[h, x, a]
@@ -116,7 +115,12 @@ def promising(rows: Rows, rivals: Rivals, start: FloatArray) -> IntArray:
                         likeliest[y] = max(likeliest[y], p)
                         if p > 0:
                             price_after[y] = min(price_after[y], cost / p)
-            after += reach[x] * likeliest
+            if h < horizon - 1:
+                i = (h * states + x) * actions
+                for t in range(rows.row_starts[i], rows.row_starts[i + actions]):
+                    y = rows.successors[t]
+                    after[y] += reach[x] * likeliest[y]
+                    likeliest[y] = 0.0
         reach = np.minimum(after, 1.0)
         price = price_after
     return which[worth > 0]

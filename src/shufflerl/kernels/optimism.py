@@ -21,8 +21,8 @@ class Rows(NamedTuple):
     """All rows (h, x, a) with their errors, as `estimation.posterior.Posterior` has them.
 
     Transitions are flat: those of row i are from row_starts[i] on. `told` is what is known of a row, one over a
-    variance: that of a counter pooled from its own data, noise and chance of p(1-p) = TYPICAL together, and as far as
-    steps are `alike` that of the prior which the other steps make.
+    variance: that of a counter pooled from its own data, noise and chance of p(1-p) = TYPICAL together, and before
+    the last step, as far as steps are `alike`, that of the prior which the other steps make.
     """
 
     row_starts: IntArray
@@ -162,6 +162,7 @@ def optimistic_policy(
         for x in range(states):
             best = -1.0
             lot = -1.0
+            policy[h, x] = 0
             for a in range(actions):
                 variance = rows.reward_variances[h, x, a]
                 expected = expected_mean = expected_bonus = 0.0

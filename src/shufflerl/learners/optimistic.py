@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from shufflerl import checks
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Release
+from shufflerl.errors import StateMismatchError
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.mdp import Mixture, PolicyArray, Problem
@@ -120,7 +121,11 @@ class Optimistic(Learner):
         posterior = Posterior(self.problem)
         posterior.recall(arrays)
         self.posterior = posterior
-        self.sizes = np.array(values["sizes"], dtype=np.int64)
+        sizes = np.array(values["sizes"], dtype=np.int64)
+        planned = sizes.sum() == self.problem.episodes or (len(arrays["users"]) == 0 and len(sizes) == 1)
+        if not planned or sizes.min() < 1:
+            raise StateMismatchError("The saved state has no fitting sizes; use bytes that save() returned.")
+        self.sizes = sizes
 
 
 def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:
