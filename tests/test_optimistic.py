@@ -268,6 +268,15 @@ def test_before_the_last_batch_it_tries_what_is_not_known() -> None:
     assert len({int(policy[0, 0]) for b in range(15) for policy in history.mixture(b).policies}) >= 8
 
 
+@pytest.mark.parametrize("sizes", [[], [4], [4, -5, 2001], [4, 140, 10_000]])
+def test_a_saved_schedule_that_does_not_fit_is_refused(sizes: list[int]) -> None:
+    learner, population, privatizer = _parties(_riverswim(), 2000, 0)
+    learn(learner, population, privatizer, batches=2)
+    values, arrays = learner._memory()
+    with pytest.raises(StateMismatchError, match="no fitting sizes"):
+        learner._recall(values | {"sizes": sizes}, arrays)
+
+
 @pytest.mark.parametrize("epsilon", [None, 5.0])
 def test_the_shares_of_a_batch_are_whole_users(epsilon: float | None) -> None:
     learner, population, privatizer = _parties(_riverswim(), 20_000, 0, epsilon)

@@ -418,10 +418,29 @@ def test_a_memory_that_does_not_fit_is_refused() -> None:
         *((name, wrong) for name, array in memory.items() for wrong in (array[..., :0], array.astype(np.int8), None)),
         ("mixed", np.array([6, 0, 0])),
         ("policies", beyond),
+        ("noises", np.array([np.nan, 1.0, 1.0])),
+        ("noises", np.array([-1.0, 1.0, 1.0])),
+        ("probabilities", np.full_like(memory["probabilities"], np.inf)),
     ]:
         damaged = {key: value for key, value in (memory | {name: wrong}).items() if value is not None}
         with pytest.raises(StateMismatchError, match="no fitting"):
             Posterior(mdp.problem(10**6)).recall(damaged)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_other_steps_tell_counts_as_told_where_steps_are_alike(alike: bool) -> None:
+    """A row's own visits, and those of the same state and action at other steps, or not."""
+    mdp = random_mdp(6, 5, 3, 2, start=0)
+    if alike:
+        table = mdp.layout.table(mdp.probabilities)
+        mdp = MDP(np.broadcast_to(table[:1], table.shape), np.broadcast_to(mdp.rewards[:1], (5, 3, 2)), mdp.start)
+    posterior, _ = _fit(mdp, 3000, 8, 10.0)
+    told, own = posterior.rows.told, 1 / (TYPICAL * posterior.reward_sampling + 2 * posterior.reward_noise)
+    np.testing.assert_allclose(told[-1], own[-1])
+    if alike:
+        assert (told[:-1] > 1.5 * own[:-1]).mean() > 0.5
+    else:
+        np.testing.assert_allclose(told, own)
 
 
 # What noise can still hide.
