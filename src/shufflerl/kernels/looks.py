@@ -29,7 +29,7 @@ _LOOKS, _SHARE, _SMALL = 4, 0.12, 0.5
 _FAR, _FAR_SHARE = 1.0, 0.1
 #: Bonuses of the plans that all other users play are this much of a standard error times z. Less than one, since
 #: values add up over a path of rows that are all taken at their best, which no run of luck would do.
-OPTIMISM = 0.5
+_OPTIMISM = 0.5
 #: Policies of a batch at most.
 MOST = 9
 
@@ -69,7 +69,7 @@ def plan_batch(
             looking = False
             far = _FAR_SHARE * users if noisy == 0.0 and _FAR_SHARE * users >= smallest else 0.0
         if look == 0.0:
-            optimism = _FAR if far > 0.0 else OPTIMISM
+            optimism = _FAR if far > 0.0 else _OPTIMISM
             by = smallest if far > 0.0 else max(smallest, users)
             optimistic_policy(rows, promised, optimism, by, 0.0 if last else left, noisy, lots[c], policy)
         worth = _reach(rows, start, promised, smallest, noisy, policy, reached)
