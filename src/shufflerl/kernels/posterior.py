@@ -15,9 +15,14 @@ from shufflerl.kernels.pooling import TYPICAL
 _LEAST_CHANCE = 0.02
 _LEAST_DIFFERENCE = 0.005
 #: Differences between steps that are weighed against each other: a row is drawn at every step from a Dirichlet law of
-#: this concentration around the steps' mean, so that a cell varies by p(1-p) t with t = 1 / (concentration + 1).
-CONCENTRATIONS = np.array([0.5, 2.0, 8.0, 32.0, 128.0, 512.0, 4096.0])
+#: this concentration around the steps' mean, so that a cell varies by p(1-p) t with t = 1 / (concentration + 1). The
+#: last is as good as no difference at all: without it, what many steps tell of a small reward stays unsaid at others.
+CONCENTRATIONS = np.array([0.5, 2.0, 8.0, 32.0, 128.0, 512.0, 4096.0, 1e6])
+#: How likely each is before any data.
+_LAW = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5]) / 7.0
 _EM_STEPS = 5
+#: The variance of an estimate is never taken for less.
+_LEAST_VARIANCE = 1e-6
 #: Before any data the mean of a cell over the steps is thought of as normal, of this mean and precision.
 _MEAN, _MEAN_PRECISION = 0.3, 4.0
 #: Prior of a row that no other step tells of: uniform over its next states, its mean of this variance.
@@ -36,7 +41,7 @@ _BESIDE = 2.0
 def _add_likelihoods(estimates: FloatArray, errors: FloatArray, noises: FloatArray, total: FloatArray) -> None:
     """Add to total[g] the log-likelihood of difference g for one cell's estimates at several steps.
 
-    Model: estimate_h ~ N(mu, A_h c + B_h + t d + 1e-4) with c and d the chance p(1-p) of the cell, each with its least
+    Model: estimate_h ~ N(mu, A_h c + B_h + t d + 1e-6) with c and d the chance p(1-p) of the cell, each with its least
     value, and mu ~ N(_MEAN, 1 / _MEAN_PRECISION), which is integrated out.
     """
     top = 0.0
@@ -55,7 +60,7 @@ def _add_likelihoods(estimates: FloatArray, errors: FloatArray, noises: FloatArr
         second = _MEAN_PRECISION * _MEAN * _MEAN
         logs = 0.0
         for k in range(len(estimates)):
-            variance = errors[k] * chance + noises[k] + t * difference + 1e-4
+            variance = errors[k] * chance + noises[k] + t * difference + _LEAST_VARIANCE
             zeroth += 1.0 / variance
             first += estimates[k] / variance
             second += estimates[k] * estimates[k] / variance
@@ -67,14 +72,14 @@ def _add_likelihoods(estimates: FloatArray, errors: FloatArray, noises: FloatArr
 def _mixed(likelihoods: FloatArray, differences: FloatArray) -> None:
     """differences[x, a]: the posterior mean of t, under a law of t over all (x, a) learned by a few steps of EM.
 
-    The law starts uniform over the grid and keeps the weight of one (x, a) there.
+    The law starts as before any data and keeps the weight of one (x, a) there.
     """
     states, actions, grid = likelihoods.shape
-    law = np.full(grid, 1.0 / grid)
+    law = _LAW.copy()
     seen = np.zeros(grid)
     posterior = np.zeros(grid)
     for _ in range(_EM_STEPS + 1):
-        seen[:] = 1.0 / grid
+        seen[:] = _LAW
         for x in range(states):
             for a in range(actions):
                 top = likelihoods[x, a].max()
