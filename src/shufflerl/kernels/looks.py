@@ -18,13 +18,16 @@ from shufflerl.kernels.optimism import Rows, along, information, mean_and_error,
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import PolicyArray
 
-#: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
-#: and the more they cost, a trade of mean regret for its tail.
-_BOLD = 0.9
+#: Standard errors in looks are taken so many times, and by so much less where the steps are alike: the bolder, the more
+#: they find of what was dismissed by bad luck, and the more they cost, a trade of mean regret for its tail.
+_BOLD, _LESS_BOLD = 0.9, 0.15
 #: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
 _FEW = 15.0
-#: Looks of a batch at most, and their users together; the smallest, in parts of the smallest try.
-_LOOKS, _SHARE, _SMALL = 4, 0.12, 0.5
+#: Looks of a batch at most; the smallest, in parts of the smallest try.
+_LOOKS, _SMALL = 4, 0.5
+#: Users of all looks of a batch, and how many more there are at most: as many of these as optimism would send along the
+#: best policy anyhow.
+_SHARE, _MORE = 0.12, 0.3
 #: Without noise one more, of a whole path: as optimistic as this, for this share of the users.
 _FAR, _FAR_SHARE = 1.0, 0.1
 #: Bonuses of the plans that all other users play are this much of a standard error times z. Less than one, since
@@ -50,19 +53,22 @@ def plan_batch(
 
     Looks first, then optimistic plans, each made as if those before it had been played already, and given to as many
     users as double what is known of one of its decisions (or bring it the `smallest` try). Who is left when there is
-    no room for more plays the best policy. `noisy` is the variance of a counter's noise, `lots` break ties.
+    no room for more plays the best policy. The less is left to discover, the more users may look back; a whole try
+    stays for the plans. `noisy` is the variance of a counter's noise, `lots` break ties.
     """
     promised = np.zeros_like(rows.visits)
     reached = np.zeros(rows.visits.shape[:2])
     given = 0.0
     looking = True
+    optimistic_policy(rows, promised, _OPTIMISM, max(smallest, users), left, noisy, lots[0], policies[0])
+    looking_back = users * (_SHARE + _MORE * _faithful(rows, start, policies[0]))
     for c in range(len(policies)):
         policy = policies[c]
         last = c == len(policies) - 1
         rest = users - given
         look = 0.0
         if looking and c < _LOOKS and not last:
-            sizes = (_SMALL * smallest, _SHARE * users - given)
+            sizes = (_SMALL * smallest, min(looking_back - given, rest - smallest))
             look = plan_look(rows, promised, start, sizes, left, noisy, policy)
         far = 0.0
         if looking and look == 0.0 and not last:
@@ -88,6 +94,27 @@ def plan_batch(
         if given >= users:
             return c + 1
     return len(policies)
+
+
+@compiled
+def _faithful(rows: Rows, start: FloatArray, plan: PolicyArray) -> float:
+    """How likely somebody who follows a plan does all that the best policy would."""
+    best = np.zeros_like(plan)
+    _rivals(rows, best)
+    horizon, states, actions = rows.rewards.shape
+    here = start
+    for h in range(horizon):
+        after = np.zeros(states)
+        so_far = 0.0
+        for x in range(states):
+            if plan[h, x] == best[h, x]:
+                so_far += here[x]
+                if h < horizon - 1:
+                    i = (h * states + x) * actions + best[h, x]
+                    for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                        after[rows.successors[t]] += here[x] * rows.probabilities[t]
+        here = after
+    return float(so_far)
 
 
 @compiled
@@ -132,15 +159,16 @@ def plan_look(
 
     An action behind the best by d, its error s before and t after m visits, gains R t' psi(d / t') if R users come
     this way later, t'^2 = s^2 - t^2 the variance of what the visits will say of it, and costs m d: the knowledge
-    gradient of a normal law. Its error is that of the row itself and that of what follows where its next states
+    gradient of a normal law. As it can be ahead by no more than some room c, R t' psi((d + c) / t') of that is
+    never gained. Its error is that of the row itself and that of what follows where its next states
     differ from the best action's: sum (p - p*)^2 D over the next states, D what is open of their value.
 
     At the end of a detour d is what the whole way costs by visit, and R those of all users who would get there.
     """
-    behind, error = _rivals(rows, policy)
+    behind, error, room = _rivals(rows, policy)
     known = rows.told + 1.0 / TYPICAL
-    _count_promises(rows.told, promised, noisy, known, error)
-    rivals = Rivals(behind, error, known, promised, noisy)
+    _count_promises(rows, promised, noisy, known, error)
+    rivals = Rivals(behind, error, room, known, promised, noisy)
     reached = np.zeros(policy.shape)
     _reach(rows, start, promised, 1.0, noisy, policy, reached)
     gain = 0.0
@@ -170,11 +198,15 @@ def plan_look(
 
 
 @compiled
-def _rivals(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray]:
-    """Write the best policy; returns how far every action is behind it and the variance of that, see `plan_look`."""
+def _rivals(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Write the best policy; returns how far every action is behind it, the variance of that, and the room ahead of it.
+
+    See `plan_look`; the room is by state, see `Rivals`.
+    """
     horizon, states, actions = rows.rewards.shape
     behind = -rows.rewards
     error = rows.reward_variances.copy()
+    room = np.empty((horizon, states))
     value = np.zeros(states)
     unsure = np.zeros(states)
     apart = np.zeros(states)
@@ -191,6 +223,7 @@ def _rivals(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray]:
             policy[h, x] = best
             value[x] = -behind[h, x, best]
             behind[h, x] += value[x]
+            room[h, x] = max(0.0, 1.0 + value_after.max() - value[x])
             further = 0.0
             if h < horizon - 1:
                 i = (h * states + x) * actions + best
@@ -200,18 +233,19 @@ def _rivals(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray]:
                 for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
                     further += rows.probabilities[t] ** 2 * unsure_after[rows.successors[t]]
             unsure[x] = along(error[h, x, best], further, rows.alike)
-    return behind, error
+    return behind, error, room
 
 
 @compiled
-def _count_promises(told: FloatArray, promised: FloatArray, noisy: float, known: FloatArray, error: FloatArray) -> None:
+def _count_promises(rows: Rows, promised: FloatArray, noisy: float, known: FloatArray, error: FloatArray) -> None:
     """Variances into errors as bold as looks take them, with what is promised already added to what is known."""
-    for h in range(told.shape[0]):
-        for x in range(told.shape[1]):
-            for a in range(told.shape[2]):
-                few = 1.0 + _FEW / (_FEW + TYPICAL * told[h, x, a])
+    bold = _BOLD - _LESS_BOLD * rows.alike
+    for h in range(promised.shape[0]):
+        for x in range(promised.shape[1]):
+            for a in range(promised.shape[2]):
+                few = 1.0 + _FEW / (_FEW + TYPICAL * rows.told[h, x, a])
                 had = information(promised[h, x, a], noisy)
-                error[h, x, a] = _BOLD * math.sqrt(error[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
+                error[h, x, a] = bold * math.sqrt(error[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
                 known[h, x, a] += had
 
 
