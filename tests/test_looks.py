@@ -14,7 +14,7 @@ from shufflerl import planning
 from shufflerl.checks import FloatArray
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.kernels.detours import Rivals, go_to, promising
-from shufflerl.kernels.looks import MOST, _faithful, _rivals, plan_batch, plan_look
+from shufflerl.kernels.looks import MOST, _faithful, find_best, plan_batch, plan_look
 from shufflerl.kernels.optimism import Rows
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import MDP, PolicyArray
@@ -58,7 +58,9 @@ def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float,
     policy = np.zeros((1, 1), dtype=np.int32)
     rows = _bandit(means, errors, told, alike)
     bold = (0.9 - 0.15 * alike) * errors
-    users = plan_look(rows, np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, policy)
+    users = plan_look(
+        rows, find_best(rows, np.ones(1)), np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, policy
+    )
     sizes = smallest * 1.5 ** np.arange(12)
     gains = {
         (a, n): _gain(means[a], means.max(), bold[a], told[a], n, left, noise)
@@ -130,6 +132,9 @@ def test_rows_that_nobody_knows_are_promising_wherever_they_are(seed: int, spars
     assert {tuple(row) for row in taken.tolist()} == expected
 
 
+_START = np.array([1.0, 0.0, 0.0])
+
+
 def _behind_a_detour(error: float, chance: float = 1.0) -> tuple[Rows, PolicyArray]:
     """Action 0 leads to a state that pays 0.7, action 1 to one that pays 0.6, or by its action 1 nobody knows what.
 
@@ -140,7 +145,7 @@ def _behind_a_detour(error: float, chance: float = 1.0) -> tuple[Rows, PolicyArr
     moves[0, :, 1, 1], moves[0, :, 1, 2] = 1.0 - chance, chance
     pays = np.zeros((2, 3, 2))
     pays[1] = [[0.0, 0.0], [0.7, 0.0], [0.6, 0.5]]
-    mdp = MDP(moves, pays, [1.0, 0.0, 0.0])
+    mdp = MDP(moves, pays, _START)
     variances = np.full((2, 3, 2), 1e-8)
     variances[1, 2, 1] = error**2
     sure = np.full((2, 3, 2), 1e-8)
@@ -153,7 +158,7 @@ def _behind_a_detour(error: float, chance: float = 1.0) -> tuple[Rows, PolicyArr
 def test_users_go_out_of_their_way_to_what_may_be_best() -> None:
     """The best policy never gets there, and the first step alone is sure to be worse."""
     rows, policy = _behind_a_detour(error=0.3)
-    users = plan_look(rows, np.zeros((2, 3, 2)), np.array([1.0, 0.0, 0.0]), (4.0, 400.0), 1e5, 1.0, policy)
+    users = plan_look(rows, find_best(rows, _START), np.zeros((2, 3, 2)), _START, (4.0, 400.0), 1e5, 1.0, policy)
     assert users > 0
     assert policy[0, 0] == 1
     assert policy[1, 2] == 1
@@ -163,7 +168,7 @@ def test_users_go_out_of_their_way_to_what_may_be_best() -> None:
 def test_nobody_goes_where_nothing_is_to_be_gained(error: float, left: float) -> None:
     """It is known to be worse, or nobody comes later who could use it."""
     rows, policy = _behind_a_detour(error)
-    users = plan_look(rows, np.zeros((2, 3, 2)), np.array([1.0, 0.0, 0.0]), (4.0, 400.0), left, 1.0, policy)
+    users = plan_look(rows, find_best(rows, _START), np.zeros((2, 3, 2)), _START, (4.0, 400.0), left, 1.0, policy)
     assert users == 0
     assert policy[0, 0] == 0
 
@@ -172,7 +177,7 @@ def test_nobody_goes_where_nothing_is_to_be_gained(error: float, left: float) ->
 def test_a_detour_has_the_users_that_gain_most(chance: float) -> None:
     """By integration: who gets there pays 0.2 a visit, by chance, and those who come later gain if they would too."""
     rows, policy = _behind_a_detour(0.3, chance)
-    users = plan_look(rows, np.zeros((2, 3, 2)), np.array([1.0, 0.0, 0.0]), (4.0, 4000.0), 1e5, 9.0, policy)
+    users = plan_look(rows, find_best(rows, _START), np.zeros((2, 3, 2)), _START, (4.0, 4000.0), 1e5, 9.0, policy)
     sizes = 4.0 * 1.5 ** np.arange(18)
     gains = [_gain(0.5, 0.7, 0.9 * 0.9 * 0.3, 1.0, chance * n, chance * 1e5, 9.0) for n in sizes[sizes <= 4000]]
     assert users == pytest.approx(sizes[int(np.argmax(gains))])
@@ -184,7 +189,7 @@ def test_what_is_promised_is_not_looked_at_again() -> None:
     rows, policy = _behind_a_detour(error=0.3)
     promised = np.zeros((2, 3, 2))
     promised[1, 2, 1] = 1e4
-    users = plan_look(rows, promised, np.array([1.0, 0.0, 0.0]), (4.0, 400.0), 1e5, 1.0, policy)
+    users = plan_look(rows, find_best(rows, _START), promised, _START, (4.0, 400.0), 1e5, 1.0, policy)
     assert users == 0
 
 
@@ -220,7 +225,7 @@ def test_who_is_faithful_to_the_best_policy(seed: int, sparse: bool) -> None:
     here = mdp.start * same[0]
     for h in range(2):
         here = here @ table[h, np.arange(3), best[h]] * same[h + 1]
-    assert _faithful(_estimated(mdp), mdp.start, plan) == pytest.approx(here.sum())
+    assert _faithful(_estimated(mdp), mdp.start, plan, best) == pytest.approx(here.sum())
 
 
 def test_plans_of_a_batch_know_of_each_other() -> None:
@@ -241,8 +246,7 @@ def test_what_follows_counts_where_the_next_states_differ(seed: int) -> None:
     open_ = np.random.default_rng(seed).uniform(0.01, 0.1, (2, 3, 2))
     sure = np.full((2, 3, 2), 1e-12)
     rows = _estimated(mdp)._replace(reward_variances=open_, sampling=sure, noise=sure, spread=sure, alike=0.0)
-    policy = np.zeros((2, 3), dtype=np.int32)
-    _, variance, _ = _rivals(rows, policy)
+    variance = find_best(rows, mdp.start).variance
     best, last = _behind(mdp).argmin(axis=-1), np.arange(3)
     p = mdp.layout.table(mdp.probabilities)[0]
     for x in range(3):

@@ -118,8 +118,9 @@ class Posterior:
         from shufflerl.kernels.pooling import TYPICAL
         from shufflerl.kernels.posterior import LARGEST_SPREAD
 
+        alike = self.alike
         told = 1.0 / (TYPICAL * self.reward_sampling + 2.0 * self.reward_noise)  # two counters make a reward
-        told[:-1] += self.alike * (1.0 / self.spread[:-1] - 1.0 / LARGEST_SPREAD) / TYPICAL
+        told[:-1] += alike * (1.0 / self.spread[:-1] - 1.0 / LARGEST_SPREAD) / TYPICAL
         return Rows(
             *self._rows,
             self.probabilities,
@@ -133,7 +134,7 @@ class Posterior:
             self.reward_differences,
             self.visits,
             told,
-            self.alike,
+            alike,
         )
 
     @property

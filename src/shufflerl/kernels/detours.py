@@ -27,7 +27,7 @@ _ROWS, _BETTER = 8, (1.0, 3.0)
 class Rivals(NamedTuple):
     """All actions against the best of their state: how far `behind`, give or take what `error`.
 
-    No action of (h, x) can be ahead by more than `room[h, x]`: what it may pay at most and the best next state for sure.
+    No action of (h, x) is ahead by more than `room[h, x]`: what it may pay at most and the best next state for sure.
     `known` is what is known of them, the visits `promised` by others of the batch included; `noisy` is the variance of
     a counter's noise.
     """
@@ -49,7 +49,8 @@ def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, pr
     most = rivals.behind[h, x, a] + rivals.room[h, x]
     if price <= 0.0 or price >= min(most, _FAR_BEHIND * moves):
         return 0.0
-    gain: float = later * moves * (beyond(price / moves) - beyond(most / moves)) - now * price
+    never = beyond(most / moves) if most < _FAR_BEHIND * moves else 0.0
+    gain: float = later * moves * (beyond(price / moves) - never) - now * price
     return gain
 
 

@@ -8,6 +8,7 @@ to one row that the best policy rarely passes.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,21 @@ _FAR, _FAR_SHARE = 1.0, 0.1
 _OPTIMISM = 0.5
 #: Policies of a batch at most.
 MOST = 9
+#: States that are less likely are never met.
+_NEVER = 1e-12
+
+
+class Best(NamedTuple):
+    """The best policy by the estimates, how likely it is in (h, x), and all actions against it.
+
+    They are `behind` it by so much, the `variance` of that, and there is so much `room` ahead of it (see `Rivals`).
+    """
+
+    policy: PolicyArray
+    reached: FloatArray
+    behind: FloatArray
+    variance: FloatArray
+    room: FloatArray
 
 
 @compiled
@@ -61,7 +77,8 @@ def plan_batch(
     given = 0.0
     looking = True
     optimistic_policy(rows, promised, _OPTIMISM, max(smallest, users), left, noisy, lots[0], policies[0])
-    looking_back = users * (_SHARE + _MORE * _faithful(rows, start, policies[0]))
+    best = find_best(rows, start)
+    looking_back = users * (_SHARE + _MORE * _faithful(rows, start, policies[0], best.policy))
     for c in range(len(policies)):
         policy = policies[c]
         last = c == len(policies) - 1
@@ -69,7 +86,7 @@ def plan_batch(
         look = 0.0
         if looking and c < _LOOKS and not last:
             sizes = (_SMALL * smallest, min(looking_back - given, rest - smallest))
-            look = plan_look(rows, promised, start, sizes, left, noisy, policy)
+            look = plan_look(rows, best, promised, start, sizes, left, noisy, policy)
         far = 0.0
         if looking and look == 0.0 and not last:
             looking = False
@@ -78,7 +95,8 @@ def plan_batch(
             optimism = _FAR if far > 0.0 else _OPTIMISM
             by = smallest if far > 0.0 else max(smallest, users)
             optimistic_policy(rows, promised, optimism, by, 0.0 if last else left, noisy, lots[c], policy)
-        worth = _reach(rows, start, promised, smallest, noisy, policy, reached)
+        _follow(rows, start, policy, reached)
+        worth = _doubling(rows, promised, smallest, noisy, policy, reached)
         share = rest if last else min(max(1.0, np.rint(worth)), rest)
         if look > 0.0:
             share = np.rint(look)
@@ -97,10 +115,37 @@ def plan_batch(
 
 
 @compiled
-def _faithful(rows: Rows, start: FloatArray, plan: PolicyArray) -> float:
+def _follow(rows: Rows, start: FloatArray, policy: PolicyArray, reached: FloatArray) -> None:
+    """Write how likely a policy is to be in (h, x)."""
+    horizon, states, actions = rows.rewards.shape
+    reached[:] = 0.0
+    reached[0] = start
+    for h in range(horizon - 1):
+        for x in range(states):
+            if reached[h, x] > _NEVER:
+                i = (h * states + x) * actions + policy[h, x]
+                for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                    reached[h + 1, rows.successors[t]] += reached[h, x] * rows.probabilities[t]
+
+
+@compiled
+def _doubling(
+    rows: Rows, promised: FloatArray, smallest: float, noisy: float, policy: PolicyArray, reached: FloatArray
+) -> float:
+    """How many users of a policy double what is known of one of its decisions, or bring it the smallest try."""
+    users = np.inf
+    for h in range(policy.shape[0]):
+        for x in range(policy.shape[1]):
+            if reached[h, x] > _NEVER:
+                a = policy[h, x]
+                known = rows.told[h, x, a] + information(promised[h, x, a], noisy)
+                users = min(users, max(smallest, visits_for(known, noisy)) / reached[h, x])
+    return float(users)
+
+
+@compiled
+def _faithful(rows: Rows, start: FloatArray, plan: PolicyArray, best: PolicyArray) -> float:
     """How likely somebody who follows a plan does all that the best policy would."""
-    best = np.zeros_like(plan)
-    _rivals(rows, best)
     horizon, states, actions = rows.rewards.shape
     here = start
     for h in range(horizon):
@@ -118,36 +163,9 @@ def _faithful(rows: Rows, start: FloatArray, plan: PolicyArray) -> float:
 
 
 @compiled
-def _reach(
-    rows: Rows,
-    start: FloatArray,
-    promised: FloatArray,
-    smallest: float,
-    noisy: float,
-    policy: PolicyArray,
-    reached: FloatArray,
-) -> float:
-    """Write how likely a policy is to be in (h, x); returns how many users double what is known of one decision."""
-    horizon, states, actions = promised.shape
-    reached[:] = 0.0
-    reached[0] = start
-    users = np.inf
-    for h in range(horizon):
-        for x in range(states):
-            if reached[h, x] > 1e-12:
-                a = policy[h, x]
-                known = rows.told[h, x, a] + information(promised[h, x, a], noisy)
-                users = min(users, max(smallest, visits_for(known, noisy)) / reached[h, x])
-                if h < horizon - 1:
-                    i = (h * states + x) * actions + a
-                    for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
-                        reached[h + 1, rows.successors[t]] += reached[h, x] * rows.probabilities[t]
-    return float(users)
-
-
-@compiled
 def plan_look(
     rows: Rows,
+    best: Best,
     promised: FloatArray,
     start: FloatArray,
     sizes: tuple[float, float],
@@ -165,12 +183,10 @@ def plan_look(
 
     At the end of a detour d is what the whole way costs by visit, and R those of all users who would get there.
     """
-    behind, error, room = _rivals(rows, policy)
-    known = rows.told + 1.0 / TYPICAL
-    _count_promises(rows, promised, noisy, known, error)
-    rivals = Rivals(behind, error, room, known, promised, noisy)
-    reached = np.zeros(policy.shape)
-    _reach(rows, start, promised, 1.0, noisy, policy, reached)
+    policy[:] = best.policy
+    reached = best.reached
+    error, known = _count_promises(rows, best.variance, promised, noisy)
+    rivals = Rivals(best.behind, error, best.room, known, promised, noisy)
     gain = 0.0
     users = 0.0
     step = -1
@@ -198,14 +214,12 @@ def plan_look(
 
 
 @compiled
-def _rivals(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Write the best policy; returns how far every action is behind it, the variance of that, and the room ahead of it.
-
-    See `plan_look`; the room is by state, see `Rivals`.
-    """
+def find_best(rows: Rows, start: FloatArray) -> Best:
+    """The best policy, and all others against it; for the variances see `plan_look`."""
     horizon, states, actions = rows.rewards.shape
+    policy = np.empty((horizon, states), dtype=np.int32)
     behind = -rows.rewards
-    error = rows.reward_variances.copy()
+    variance = rows.reward_variances.copy()
     room = np.empty((horizon, states))
     value = np.zeros(states)
     unsure = np.zeros(states)
@@ -216,9 +230,9 @@ def _rivals(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray, Fl
         for x in range(states):
             if h < horizon - 1:
                 for a in range(actions):
-                    ahead, variance = mean_and_error(value_after, rows, h, x, a)
+                    ahead, more = mean_and_error(value_after, rows, h, x, a)
                     behind[h, x, a] -= ahead
-                    error[h, x, a] += variance
+                    variance[h, x, a] += more
             best = behind[h, x].argmin()
             policy[h, x] = best
             value[x] = -behind[h, x, best]
@@ -229,24 +243,31 @@ def _rivals(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray, Fl
                 i = (h * states + x) * actions + best
                 for a in range(actions):
                     if a != best:
-                        error[h, x, a] += _unlike(rows, i + a - best, i, unsure_after, apart)
+                        variance[h, x, a] += _unlike(rows, i + a - best, i, unsure_after, apart)
                 for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
                     further += rows.probabilities[t] ** 2 * unsure_after[rows.successors[t]]
-            unsure[x] = along(error[h, x, best], further, rows.alike)
-    return behind, error, room
+            unsure[x] = along(variance[h, x, best], further, rows.alike)
+    reached = np.zeros((horizon, states))
+    _follow(rows, start, policy, reached)
+    return Best(policy, reached, behind, variance, room)
 
 
 @compiled
-def _count_promises(rows: Rows, promised: FloatArray, noisy: float, known: FloatArray, error: FloatArray) -> None:
-    """Variances into errors as bold as looks take them, with what is promised already added to what is known."""
+def _count_promises(
+    rows: Rows, variance: FloatArray, promised: FloatArray, noisy: float
+) -> tuple[FloatArray, FloatArray]:
+    """Errors as bold as looks take them, and what is known of rows: both with what is promised already."""
+    error = np.empty_like(variance)
+    known = rows.told + 1.0 / TYPICAL
     bold = _BOLD - _LESS_BOLD * rows.alike
-    for h in range(promised.shape[0]):
-        for x in range(promised.shape[1]):
-            for a in range(promised.shape[2]):
+    for h in range(variance.shape[0]):
+        for x in range(variance.shape[1]):
+            for a in range(variance.shape[2]):
                 few = 1.0 + _FEW / (_FEW + TYPICAL * rows.told[h, x, a])
                 had = information(promised[h, x, a], noisy)
-                error[h, x, a] = bold * math.sqrt(error[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
+                error[h, x, a] = bold * math.sqrt(variance[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
                 known[h, x, a] += had
+    return error, known
 
 
 @compiled

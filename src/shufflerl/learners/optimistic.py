@@ -41,10 +41,10 @@ _FIRST = 4
 
 
 class Optimistic(Learner):
-    """Optimism in at most 88 batches, 40 with noise; everything follows from the noise and the size of the problem.
+    """Optimism in at most 79 batches, 40 with noise; everything follows from the noise and the size of the problem.
 
     Two numbers are for networks, where every batch costs its messages and is to mix some least number of users:
-    `batches` is how many there are at most after the first, or 9/4 of that if there is no noise, `first` how many
+    `batches` is how many there are at most after the first, or twice as many if there is no noise, `first` how many
     users the first batch has. That one is asked to learn how strong the noise is, by which all others are sized. Where
     `first` is above its default, no other batch has fewer users either; only if there are fewer in all is the one batch
     smaller.
@@ -141,9 +141,9 @@ def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:
 def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntArray:
     """Sizes of all batches after the first, which add up to the episodes left.
 
-    They grow geometrically from what is `heard` (and 4 users), as many as there is room for: without noise 9/4 of
-    `batches`. None has fewer than `least` users, if there are as many: what batches have beyond
-    that is scaled to add up.
+    They grow geometrically from what is `heard` (and 4 users), as many as there is room for, up to `batches` or
+    without noise twice as many. None has fewer than `least` users, if there are as many: what batches have beyond that
+    is scaled to add up.
 
     >>> schedule(1000, 20.0, 39)
     array([160, 163, 165, 168, 171, 173])
@@ -172,7 +172,7 @@ def heard(episodes: int, noise: float) -> float:
 
 def _unnoisy(batches: int) -> int:
     """How many batches there are at most if there is no noise, which every release would add to what it tells."""
-    return 9 * batches // 4
+    return 2 * batches
 
 
 def _growth(total: float, count: int) -> float:
