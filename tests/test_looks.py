@@ -13,7 +13,7 @@ from scipy import integrate, stats
 from shufflerl import planning
 from shufflerl.checks import FloatArray
 from shufflerl.estimation.posterior import Posterior
-from shufflerl.kernels.detours import Rivals, go_to, promising
+from shufflerl.kernels.detours import Rivals, gain_of, go_to, promising
 from shufflerl.kernels.looks import MOST, _faithful, find_best, plan_batch, plan_look
 from shufflerl.kernels.optimism import Rows
 from shufflerl.kernels.pooling import TYPICAL
@@ -212,6 +212,25 @@ def test_more_look_back_where_optimism_is_for_the_best_anyhow() -> None:
     assert 60 < _looks(200.0) <= 84
     assert _looks(200.0, unknown=0.5) == 0
     assert 50 <= _looks(500.0, unknown=0.5) <= 60
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), sparse=st.booleans())
+def test_no_action_can_be_ahead_by_more_than_its_room(seed: int, sparse: bool) -> None:
+    """Paid 1 and sent to the best next state for sure, it would be ahead by just that."""
+    mdp = random_mdp(seed, 4, 3, 2, sparse=sparse)
+    values = planning.optimal_q(mdp.layout.table(mdp.probabilities), mdp.rewards).max(axis=-1)
+    after = np.append(values[1:].max(axis=-1), 0.0)[:, None]
+    np.testing.assert_allclose(find_best(_estimated(mdp), mdp.start).room, 1 + after - values, atol=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(now=st.floats(1e-12, 1e7), had=st.floats(0, 1e12), room=st.sampled_from([0.0, 1e-300, 0.1, 1e9]))
+def test_a_gain_is_a_number(now: float, had: float, room: float) -> None:
+    """However little a try tells beside what is promised: rounding makes it nothing, not less."""
+    behind, error, known, promised = (np.full((1, 1, 1), value) for value in (0.3, 0.2, 7.0, had))
+    rivals = Rivals(behind, error, np.full((1, 1), room), known, promised, 25.0)
+    assert np.isfinite(gain_of(rivals, 0, 0, 0, now, 1e6, 0.3, 1.0))
 
 
 @settings(max_examples=40, deadline=None)

@@ -94,7 +94,7 @@ def test_it_learns_riverswim(epsilon: float | None, most: float) -> None:
     """Ten seeds within 1.3 of the limit for the mean of a hundred; playing at random loses about 9,000."""
     runs = [_run(_riverswim(), 20_000, seed, epsilon) for seed in range(10)]
     assert np.mean([run.total_regret for run in runs]) < 1.3 * most
-    assert all(run.switches <= 88 for run in runs)
+    assert all(run.switches < (40 if epsilon else 79) for run in runs)
 
 
 def test_it_loses_far_less_than_elimination() -> None:

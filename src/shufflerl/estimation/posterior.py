@@ -107,7 +107,9 @@ class Posterior:
 
     @property
     def alike(self) -> float:
-        """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could or more."""
+        """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could, or if one is all."""
+        if self._problem.horizon == 1:
+            return 0.0
         largest = max(float(self.differences.sum()), float(self.reward_differences.sum())) / self.differences.size
         return 1.0 - min(1.0, 5.0 * largest)
 

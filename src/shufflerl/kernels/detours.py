@@ -19,7 +19,7 @@ _FAR_BEHIND = 8.0
 #: States that are reached more rarely are not looked at.
 HARDLY = 1e-9
 #: At the end of a detour errors are taken for so much of what other looks take them for.
-_BOLD = 0.9
+_SHYER = 0.9
 #: Rows that a detour is planned to, and by how many of their errors they are taken for better, to find the way.
 _ROWS, _BETTER = 8, (1.0, 3.0)
 
@@ -27,7 +27,8 @@ _ROWS, _BETTER = 8, (1.0, 3.0)
 class Rivals(NamedTuple):
     """All actions against the best of their state: how far `behind`, give or take what `error`.
 
-    No action of (h, x) is ahead by more than `room[h, x]`: what it may pay at most and the best next state for sure.
+    By the estimates of what follows none of (h, x) is ahead by more than `room[h, x]`: paid 1, and the best next state
+    for sure.
     `known` is what is known of them, the visits `promised` by others of the batch included; `noisy` is the variance of
     a counter's noise.
     """
@@ -44,7 +45,7 @@ class Rivals(NamedTuple):
 def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, price: float, bold: float) -> float:
     """What trying a row gains for those who come later, if each of those who come now pays so much for it."""
     had = rivals.promised[h, x, a]
-    tells = information(now + had, rivals.noisy) - information(had, rivals.noisy)
+    tells = max(0.0, information(now + had, rivals.noisy) - information(had, rivals.noisy))  # not -0 by rounding
     moves = bold * rivals.error[h, x, a] * math.sqrt(tells / (tells + rivals.known[h, x, a]))
     most = rivals.behind[h, x, a] + rivals.room[h, x]
     if price <= 0.0 or price >= min(most, _FAR_BEHIND * moves):
@@ -71,12 +72,12 @@ def plan_detour(
     for row in promising(rows, rivals, start):
         h, x, a = row[0], row[1], row[2]
         for better in _BETTER:
-            value = rivals.behind[h, x, a] + better * rivals.error[h, x, a]
+            value = rivals.behind[h, x, a] + min(better * rivals.error[h, x, a], rivals.room[h, x])
             rate, cost = go_to(rows, rivals.behind, start, best, h, x, a, value, trial)
             if rate > HARDLY:
                 n = sizes[0]
                 while n <= sizes[1]:
-                    total = gain_of(rivals, h, x, a, n * rate, left * rate, cost / rate, _BOLD)
+                    total = gain_of(rivals, h, x, a, n * rate, left * rate, cost / rate, _SHYER)
                     if total > gain:
                         gain, users = total, n
                         detour[:] = trial

@@ -76,22 +76,25 @@ def plan_batch(
     reached = np.zeros(rows.visits.shape[:2])
     given = 0.0
     looking = True
-    optimistic_policy(rows, promised, _OPTIMISM, max(smallest, users), left, noisy, lots[0], policies[0])
+    plan = np.empty_like(policies[0])
+    optimistic_policy(rows, promised, _OPTIMISM, max(smallest, users), left, noisy, lots[0], plan)
     best = find_best(rows, start)
-    looking_back = users * (_SHARE + _MORE * _faithful(rows, start, policies[0], best.policy))
+    most_looking = users * (_SHARE + _MORE * _faithful(rows, start, plan, best.policy))
     for c in range(len(policies)):
         policy = policies[c]
         last = c == len(policies) - 1
         rest = users - given
         look = 0.0
         if looking and c < _LOOKS and not last:
-            sizes = (_SMALL * smallest, min(looking_back - given, rest - smallest))
+            sizes = (_SMALL * smallest, min(most_looking - given, rest - smallest))
             look = plan_look(rows, best, promised, start, sizes, left, noisy, policy)
         far = 0.0
         if looking and look == 0.0 and not last:
             looking = False
             far = _FAR_SHARE * users if noisy == 0.0 and _FAR_SHARE * users >= smallest else 0.0
-        if look == 0.0:
+        if c == 0 and look == far == 0.0:
+            policy[:] = plan
+        elif look == 0.0:
             optimism = _FAR if far > 0.0 else _OPTIMISM
             by = smallest if far > 0.0 else max(smallest, users)
             optimistic_policy(rows, promised, optimism, by, 0.0 if last else left, noisy, lots[c], policy)
@@ -207,8 +210,8 @@ def plan_look(
         return by
     for x in range(policy.shape[1]):
         if step >= 0 and reached[step, x] > HARDLY:
-            gain, a = _best_try(rivals, step, x, users * reached[step, x], left * reached[step, x])
-            if gain > 0:
+            here, a = _best_try(rivals, step, x, users * reached[step, x], left * reached[step, x])
+            if here > 0:
                 policy[step, x] = a
     return users
 

@@ -41,8 +41,8 @@ _BESIDE = 2.0
 def _add_likelihoods(estimates: FloatArray, errors: FloatArray, noises: FloatArray, total: FloatArray) -> None:
     """Add to total[g] the log-likelihood of difference g for one cell's estimates at several steps.
 
-    Model: estimate_h ~ N(mu, A_h c + B_h + t d + 1e-6) with c and d the chance p(1-p) of the cell, each with its least
-    value, and mu ~ N(_MEAN, 1 / _MEAN_PRECISION), which is integrated out.
+    Model: estimate_h ~ N(mu, A_h c + B_h + t d + _LEAST_VARIANCE) with c and d the chance p(1-p) of the cell, each with
+    its least value, and mu ~ N(_MEAN, 1 / _MEAN_PRECISION), which is integrated out.
     """
     top = 0.0
     bottom = 0.0

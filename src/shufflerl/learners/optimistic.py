@@ -3,15 +3,15 @@
 After every release the posterior of all rows is made anew (`estimation/posterior.py`), and the next batch is planned
 on it (`kernels/looks.py`): a mixture of a few policies.
 
-Most users play the policy that is best if every row is as good as it may be worth finding out. How optimistic is that?
+Most users play what is best if every row is as good as it may be worth finding out. How optimistic is that?
 A rival that seems worse by z of its standard errors s costs n s z if n users try it. With R users still to come it
 gains R s psi(z) on average, psi(z) = phi(z) - z Phi(-z) the mean of what a standard normal has above z. So it is worth
 a try up to the z where psi(z) / z = n / R: far when few try and much is left, not at all in the last batch, which
 commits by itself.
 
-Some users look back: they play the best policy but for one step, or but for the way to one row, where they try what
-gains most by the same reckoning with just as many users as it takes. An action that was unlucky once is tried again
-that way; without looks some runs never recover.
+Some users look back, at times up to half: they play the best policy but for one step, or but for the way to one row,
+where they try what gains most by the same reckoning with just as many users as it takes. An action that was unlucky
+once is tried again that way; without looks some runs never recover.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def analyse(evidence: Evidence) -> Analysis:
             OURS,
             f"optimistic switches no more often than the {PAPERS} times that the paper reports for SDP-PE.",
             at_most(ours.max(), PAPERS, spread(ours)),
-            "It deploys one mixture of policies per batch. There are at most 88 batches, 40 under privacy.",
+            "It deploys one mixture of policies per batch. There are at most 79 batches, 40 under privacy.",
         ),
     )
     return Analysis(drawing, see, claims)
