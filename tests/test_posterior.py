@@ -1,29 +1,16 @@
-"""What all releases together say: visits, pooled rows and their errors, differences between steps, shrinkage."""
+"""What all releases together say: visits, pooled rows and their errors, whether steps are alike."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-from scipy import integrate, optimize, stats
 
 from shufflerl.checks import FloatArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.kernels.optimism import mean_and_error
-from shufflerl.kernels.pooling import TYPICAL, UNKNOWN
-from shufflerl.kernels.posterior import (
-    CONCENTRATIONS,
-    _doubt,
-    compare_steps,
-    project,
-    shrink_rewards,
-    shrink_transitions,
-)
-from shufflerl.layout import Layout
+from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import MDP, homogeneous
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.noise import GaussianNoise, Noise, Silent
@@ -231,167 +218,6 @@ def test_noise_alone_says_nothing_of_differences() -> None:
     assert 0.08 < means[0] < 0.2
 
 
-def _brute_force(estimates: FloatArray, errors: FloatArray, noises: FloatArray) -> FloatArray:
-    """differences[i] for estimates[h, i]: the mean of every cell integrated out numerically."""
-    t = 1 / (CONCENTRATIONS + 1)
-    likelihoods = np.empty((estimates.shape[1], len(t)))
-    for i, (estimate, error, noise) in enumerate(zip(estimates.T, errors.T, noises.T, strict=True)):
-        weights = 1 / (TYPICAL * error + noise)
-        p = np.clip(np.average(estimate, weights=weights), 0, 1)
-        for g in range(len(t)):
-            sd = np.sqrt(error * max(p * (1 - p), 0.02) + noise + t[g] * max(p * (1 - p), 0.005) + 1e-6)
-            likelihoods[i, g] = integrate.quad(
-                lambda mu, e=estimate, s=sd: stats.norm.pdf(e, mu, s).prod() * stats.norm.pdf(mu, 0.3, 0.5),
-                p - 2,
-                p + 2,
-                points=[p],
-                epsabs=0,
-                epsrel=1e-9,
-                limit=200,
-            )[0]
-    before = np.array([2, 2, 2, 2, 2, 2, 1, 1]) / 14
-    law = before
-    for _ in range(5):
-        shares = law * likelihoods
-        shares /= shares.sum(axis=1, keepdims=True)
-        law = (before + shares.sum(axis=0)) / (1 + len(shares))
-    shares = law * likelihoods
-    return np.asarray(shares @ t / shares.sum(axis=1))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_differences_are_posterior_means_by_brute_force(seed: int) -> None:
-    """Three actions of one state at four steps. The last has no transitions; those of others are one number each."""
-    rng = np.random.default_rng(seed)
-    estimates = 0.4 + rng.normal(size=(4, 3)) * [0.02, 0.1, 0.3]
-    errors, noises = rng.uniform(0.001, 0.02, (2, 4, 3))
-    layout = Layout((3, 1, 3))
-    moves, pays = np.empty((2, 1, 3))
-    tables = errors[:, None, :], noises[:, None, :]
-    compare_steps(
-        layout.row_starts,
-        layout.successors,
-        estimates[:-1].ravel(),
-        *tables,
-        estimates[:, None, :],
-        *tables,
-        moves,
-        pays,
-    )
-    np.testing.assert_allclose(pays[0], _brute_force(estimates, errors, noises), rtol=1e-5)
-    np.testing.assert_allclose(moves[0], _brute_force(estimates[:-1], errors[:-1], noises[:-1]), rtol=1e-5)
-
-
-def test_small_rewards_are_told_by_other_steps_exactly_if_all_are_alike() -> None:
-    """RiverSwim's reward of 0.005, well known at all steps but the last, against none: which is the better one there?
-
-    Estimates that differ by less than 0.001 at five steps and twenty states leave hardly any room for differences.
-    """
-    rng = np.random.default_rng(0)
-    shape = (6, 20, 2)
-    noise = np.full(shape, 1e-7)
-    noise[-1] = 1.0
-    raw = np.array([0.0, 0.005]) + rng.normal(size=shape) * np.sqrt(noise)
-    layout = Layout((5, 20, 2))
-    moves, pays = np.empty((2, 20, 2))
-    uniform = np.full(layout.size, 1 / 20)
-    compare_steps(layout.row_starts, layout.successors, uniform, 0 * noise, noise, raw, 0 * noise, noise, moves, pays)
-    rewards, variances = np.empty((2, *shape))
-    shrink_rewards(raw, 0 * noise, noise, pays, rewards, variances)
-    np.testing.assert_allclose(rewards[-1], [[0.0, 0.005]] * 20, atol=0.001)
-    assert np.sqrt(variances[-1]).max() < 0.0015
-
-
-# Shrinkage, where the formulas are exactly those of a normal model.
-
-
-@settings(max_examples=50, deadline=None)
-@given(raw=arrays(np.float64, 4, elements=st.floats(0, 1)), noise=arrays(np.float64, 4, elements=st.floats(1e-3, 10)))
-def test_rewards_that_are_the_same_at_every_step_have_the_exact_posterior(raw: FloatArray, noise: FloatArray) -> None:
-    """raw_h ~ N(mu, B_h) and mu ~ N(1/2, 0.2): every step's prior from the others, then its own, is all of them."""
-    rewards, variances = np.empty((2, 4, 1, 1))
-    shape = (4, 1, 1)
-    shrink_rewards(raw.reshape(shape), np.zeros(shape), noise.reshape(shape), np.zeros((1, 1)), rewards, variances)
-    precision = 1 / 0.2 + (1 / noise).sum()
-    np.testing.assert_allclose(rewards.ravel(), (0.5 / 0.2 + (raw / noise).sum()) / precision, rtol=1e-6)
-    np.testing.assert_allclose(variances.ravel(), 1 / precision, rtol=1e-6)
-
-
-def _conditional(mean: float, covariance: FloatArray, noise: FloatArray, raw: FloatArray) -> tuple[float, float]:
-    """Mean and variance of the first of some normal variables, given all of them with noise."""
-    gain = np.linalg.solve(covariance + np.diag(noise), covariance[0])
-    return float(mean + gain @ (raw - mean)), float(covariance[0, 0] - gain @ covariance[0])
-
-
-def test_rewards_that_differ_have_the_exact_posterior() -> None:
-    """raw_h ~ N(theta_h, B_h), theta_h ~ N(mu, t c), mu ~ N(1/2, 0.2): exact where the prior mean p has p(1-p) = c."""
-    difference, noise = 0.3, np.array([0.02, 0.01, 0.05])
-    target = (1 - np.sqrt(1 - 4 * TYPICAL)) / 2
-    weights = 1 / (noise + TYPICAL * difference)
-    raw = np.array([0.6, 0.15, 0.0])
-    raw[2] = (target * (5 + weights[1:].sum()) - 2.5 - weights[1] * raw[1]) / weights[2]
-    assert 0 < raw[2] < 1
-    rewards, variances = np.empty((2, 3, 1, 1))
-    shrink_rewards(
-        raw.reshape(3, 1, 1),
-        np.zeros((3, 1, 1)),
-        noise.reshape(3, 1, 1),
-        np.full((1, 1), difference),
-        rewards,
-        variances,
-    )
-    covariance = np.full((3, 3), 0.2) + TYPICAL * difference * np.eye(3)
-    assert (rewards[0, 0, 0], variances[0, 0, 0]) == pytest.approx(_conditional(0.5, covariance, noise, raw))
-
-
-def test_transitions_have_the_exact_posterior() -> None:
-    """The same on the simplex of two states, along which all variances are halved, where p(1-p) is half of TYPICAL."""
-    difference, noise = 0.0, np.array([0.03, 0.01])
-    target = (1 - np.sqrt(1 - 2 * TYPICAL)) / 2
-    told = 1 / noise[1]
-    other = (target * (10 + told) - 5) / told
-    assert 0 < other < 1
-    raw = np.array([0.3, other])
-    layout = Layout((2, 2, 1))
-    shape = (3, 2, 1)
-    noises = np.full(shape, UNKNOWN)
-    noises[:2, 0, 0] = noise
-    table = np.full((2, 2, 1, 2), 0.5)
-    table[:, 0, 0] = np.stack([raw, 1 - raw], axis=-1)
-    prior, probabilities = np.empty((2, layout.size))
-    spread, uncertainty = np.empty((2, *shape))
-    shrink_transitions(
-        layout.row_starts,
-        layout.successors,
-        table.ravel(),
-        np.zeros(shape),
-        noises,
-        np.full((2, 1), difference),
-        prior,
-        spread,
-        probabilities,
-        uncertainty,
-        np.empty_like(prior),
-    )
-    mean, variance = _conditional(0.5, np.full((2, 2), 0.1 / 2), noise / 2, raw)
-    assert prior[0] == pytest.approx(target)
-    assert probabilities[:2] == pytest.approx([mean, 1 - mean])
-    assert uncertainty[0, 0, 0] == pytest.approx(variance)
-
-
-@settings(max_examples=200, deadline=None)
-@given(values=arrays(np.float64, st.integers(1, 12), elements=st.floats(-1e3, 1e3)))
-def test_projection_is_the_nearest_point_of_the_simplex(values: FloatArray) -> None:
-    """Against the root of the dual problem, found by scipy."""
-    found = np.empty_like(values)
-    project(values, found)
-    shift = optimize.brentq(
-        lambda s: np.maximum(values - s, 0).sum() - 1, values.max() - 1, values.max(), xtol=1e-12, rtol=1e-15
-    )
-    np.testing.assert_allclose(found, np.maximum(values - shift, 0), atol=1e-9)
-    assert found.sum() == pytest.approx(1)
-
-
 # Robustness and memory.
 
 
@@ -465,13 +291,6 @@ def test_what_other_steps_tell_counts_as_told_where_steps_are_alike(alike: bool)
 
 
 # What noise can still hide.
-
-
-@settings(deadline=None)
-@given(mean=st.floats(-2, 3), sd=st.floats(0.01, 0.9))
-def test_doubt_is_the_variance_of_a_normal_cut_to_probabilities(mean: float, sd: float) -> None:
-    cut = stats.truncnorm(-mean / sd, (1 - mean) / sd, mean, sd)
-    assert _doubt(mean, sd**2) == pytest.approx(max(0.1, cut.var() / sd**2), abs=2e-3)
 
 
 @pytest.mark.parametrize(("users", "least", "most"), [(100, 0.9, 1.6), (1000, 0.7, 1.2)])
