@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -226,6 +226,7 @@ def test_no_action_can_be_ahead_by_more_than_its_room(seed: int, sparse: bool) -
 
 @settings(max_examples=200, deadline=None)
 @given(now=st.floats(1e-12, 1e7), had=st.floats(0, 1e12), room=st.sampled_from([0.0, 1e-300, 0.1, 1e9]))
+@example(now=5.782717456563052e-10, had=3584258.4380608643, room=0.1)
 def test_a_gain_is_a_number(now: float, had: float, room: float) -> None:
     """However little a try tells beside what is promised: rounding makes it nothing, not less."""
     behind, error, known, promised = (np.full((1, 1, 1), value) for value in (0.3, 0.2, 7.0, had))
