@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -67,12 +68,12 @@ class Poisoned(Privatizer):
         self._rng = np.random.default_rng(0)
 
     def release(self, counts: Counts) -> Release:
-        """All that the cap allows, on the rewards of the first action in the first state of every step."""
+        """All that the cap allows, on the rewards of the first action in the first state of all steps asked."""
         release = self._inner.release(counts)
         liars, tags = self._rng.binomial(counts.batch.users, self._share), _favoured(counts.batch.query)
         values = release.values.copy()
-        values[tags] += liars * understood(counts.batch).most_messages / len(tags)
-        return Release(release.batch, values, release.noise, release.added_variance)
+        values[tags] += liars * understood(counts.batch).most_messages / max(1, len(tags))
+        return replace(release, values=values)
 
     def certificate(self, query: CountQuery) -> None:
         """Nothing is guaranteed to liars."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,6 +125,15 @@ def test_only_the_asked_counters_come_back() -> None:
     counts = CountPopulation(mdp, 0).play(Batch(0, 10, random_mixture(mdp, 1, 0), query))
     assert counts.values.shape == (query.size,) == (3 * 2 * 3 + 3 * 2 * 2,)
     assert counts.values.sum() == 20
+
+
+@pytest.mark.parametrize("population", [CountPopulation, TrajectoryPopulation])
+def test_what_users_earn_is_recorded_whatever_is_asked(population: type[CountPopulation]) -> None:
+    mdp = random_mdp(0, start=0)
+    everything = full_batch(mdp, 500)
+    nothing_paid = replace(everything, query=CountQuery(mdp.problem(500), [0, 1], []))
+    counts, asked = (population(mdp, 4).play(batch) for batch in (everything, nothing_paid))
+    assert asked.earned == counts.earned == everything.query.scatter(counts.values)[1][..., 1].sum() > 0
 
 
 def test_same_seed_same_counts() -> None:

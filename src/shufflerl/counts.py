@@ -6,6 +6,7 @@ touches exactly one counter per family and step that is asked for; this is what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -82,6 +83,14 @@ class CountQuery:
         Per family and step the old trajectory leaves one counter and the new one enters another: two, not one.
         """
         return 2 * self.touched_counters
+
+    @cached_property
+    def asked(self) -> BoolArray:
+        """asked[0, h]: whether the transitions of step h are asked for; asked[1, h]: its rewards."""
+        asked = np.zeros((2, self.horizon), dtype=np.bool_)
+        asked[0, list(self.transition_steps)] = True
+        asked[1, list(self.reward_steps)] = True
+        return checks.frozen(asked)
 
     @property
     def support(self) -> BoolArray | None:
@@ -189,6 +198,17 @@ class CountQuery:
             _of_all_steps(pays.reshape(*values.shape[:-1], *self._reward_shape), self.reward_steps, self.horizon),
         )
 
+    def fill(self, values: FloatArray) -> FloatArray:
+        """A copy of values in order of tags, with zeros for all counters that were not asked."""
+        per_step = 2 * self.n_states * self.n_actions
+        ends = np.concatenate(
+            [self.layout.step_starts[1:], self.layout.size + per_step * np.arange(1, self.horizon + 1)]
+        )
+        asked = np.concatenate([self.asked[0, :-1], self.asked[1]])
+        full = np.zeros(ends[-1])
+        full[np.repeat(asked, np.diff(ends, prepend=0))] = values
+        return full
+
     def tags(self, trajectories: Trajectories) -> IntArray:
         """tags[i, j]: the counters each user i touches, one per family and step asked for."""
         trajectories.check_fits(self)
@@ -286,10 +306,15 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """True counts of a batch in order of tags. Sensitive: only a privatizer may read them."""
+    """True counts of a batch in order of tags. Sensitive: only a privatizer may read them.
+
+    `earned` is the reward of all users together, at the steps that nobody asked for too: for the experimenter's
+    record of a simulation, and nan where it is not known.
+    """
 
     batch: Batch
     values: IntArray
+    earned: float = math.nan
 
     def checked(self) -> Counts:
         """These counts, if they can be counts of the batch: what the accounting of sensitivity rests on.
@@ -309,7 +334,8 @@ class Counts:
     def of(cls, batch: Batch, trajectories: Trajectories) -> Counts:
         """Count the users' episodes one by one."""
         tags = batch.query.tags(trajectories)
-        return cls(batch, np.bincount(tags.ravel(), minlength=batch.query.size).astype(np.int64, copy=False))
+        values = np.bincount(tags.ravel(), minlength=batch.query.size).astype(np.int64, copy=False)
+        return cls(batch, values, float(trajectories.rewards.sum()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,7 +345,9 @@ class Release:
     `values` are the noisy counts in order of tags. `noise` is the law of what was added to each of them, independent
     across counters. `added_variance` is by how much the noise variance of a counter in the sum of all releases grows
     with this one: the variance of `noise` where batches have noise of their own, less (even below zero) where a
-    privatizer correlates its noise over time. The array of values is taken over: it becomes read-only. `batch` is the
+    privatizer correlates its noise over time. `spans` is the variance that a counter's noise would have had if a user
+    touched one counter alone, and if it touched all; in between it goes up about evenly. None where who asks for less
+    hears it no better. The array of values is taken over: it becomes read-only. `batch` is the
     one that was asked for, with the users who were counted: fewer, where reports had to be left out.
     """
 
@@ -327,6 +355,7 @@ class Release:
     values: FloatArray
     noise: Noise
     added_variance: float
+    spans: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         values = checks.array("released values", self.values, (self.batch.query.size,))

@@ -28,7 +28,7 @@ class History:
     """A run, batch by batch.
 
     Where the truth is known, `reward` and `regret` are exact expectations; elsewhere `reward` is what the users got
-    (nan if the batch did not count all rewards) and `regret` is nan. `deployed[b]` says which of `deployments` batch b
+    (nan if the population does not say) and `regret` is nan. `deployed[b]` says which of `deployments` batch b
     played. Those stand in order of deployment, each once per stretch of batches that played it; a bare policy[h, x]
     stands for the mixture of it alone. `switches` is how many times the deployed mixture changed, from what was
     deployed before the first batch on: the switches of two halves add up to those of the whole.
@@ -88,7 +88,7 @@ class Recorder:
             if self._truth is not None:
                 self._value = mixture_value(self._truth, batch.mixture)
         best = np.nan if self._truth is None else self._truth.optimal_value
-        reward = self._reward_seen(counts) if self._truth is None else batch.users * self._value
+        reward = counts.earned if self._truth is None else batch.users * self._value
         regret = batch.users * (best - self._value)
         self._append(
             np.array([batch.users]), np.array([reward]), np.array([regret]), np.array([len(self._deployments) - 1])
@@ -100,13 +100,6 @@ class Recorder:
         self._switches += changed and self._deployed is not None
         self._deployed = mixture
         return changed
-
-    @staticmethod
-    def _reward_seen(counts: Counts) -> float:
-        query = counts.batch.query
-        if len(query.reward_steps) < query.horizon:
-            return np.nan
-        return float(query.scatter(counts.values)[1][..., 1].sum())
 
     def record_episodes(self, policies: PolicyArray, values: FloatArray) -> None:
         """Add batches of one user each, who played policies[t, h, x] of true values[t]."""

@@ -69,7 +69,7 @@ class CountPopulation:
             moves,
             pays,
         )
-        return Counts(batch, query.collect(mdp.layout, moves, pays))
+        return Counts(batch, query.collect(mdp.layout, moves, pays), float(pays[..., 1].sum()))
 
 
 class TrajectoryPopulation:

@@ -109,13 +109,14 @@ class BatchRecord:
     transport: Transport
     noise: PoissonNoise
     values: FloatArray
+    spans: tuple[float, float]
     messages: int
     invalid: int
 
     @property
     def release(self) -> Release:
         """What the learner was given."""
-        return Release(self.batch, self.values.copy(), self.noise, self.noise.variance)
+        return Release(self.batch, self.values.copy(), self.noise, self.noise.variance, self.spans)
 
 
 class SpoiltSumError(ShuffleRLError):
@@ -169,6 +170,14 @@ class Coordinator:
         self._db.execute("INSERT OR REPLACE INTO run VALUES ('learner', ?)", (learner.save(),))
         if batch is not None:
             self._announce(batch, 0)
+
+    def _spans(self, meaning: Agreement) -> tuple[float, float]:
+        """The variance of noise if users had touched one counter alone, and all of them."""
+        share = meaning.announcement.excludable / meaning.batch.users
+        run = self.run
+        queries = CountQuery(run.problem, [], [0]), CountQuery.everything(run.problem)
+        alone, together = (agreement.noise_for(run.budget, q, run.honest_fraction, share).variance for q in queries)
+        return alone, together
 
     def _announce(self, batch: Batch, attempt: int) -> None:
         key = crypto.new_box_key()
@@ -275,7 +284,8 @@ class Coordinator:
             with database.transaction(self._db):
                 waiting = self.learner.next_batch()
                 assert waiting is not None
-                self.learner.observe(Release(replace(waiting, users=batch.users), values, noise, noise.variance))
+                released = replace(waiting, users=batch.users)
+                self.learner.observe(Release(released, values, noise, noise.variance, self._spans(meaning)))
                 self._plan(self.learner)
                 outcome = json.dumps(self._outcome(waiting.mixture))
                 self._db.execute(
@@ -364,7 +374,8 @@ class Coordinator:
         for signed, noisy, messages, invalid in rows:
             meaning = agreement.understand(wire.decode(Signed, signed).payload)
             batch, noise = _counted(meaning, 0 if meaning.transport == Transport.tags else invalid)
-            records.append(BatchRecord(batch, meaning.transport, noise, np.frombuffer(noisy).copy(), messages, invalid))
+            values, spans = np.frombuffer(noisy).copy(), self._spans(meaning)
+            records.append(BatchRecord(batch, meaning.transport, noise, values, spans, messages, invalid))
         return records
 
     @property

@@ -22,8 +22,8 @@ ASSUMPTIONS = {
     "exact noise": "Noise has exactly the stated law. Simulations draw it from a seeded generator and protect nobody; "
     "devices draw it from the operating system's random source. Gaussian noise is rounded to a fine lattice, so that "
     "its last bits tell nothing.",
-    "public parameters": "The problem's shape, its known support, batch sizes and deployed policies are public; only "
-    "what users did is protected.",
+    "public parameters": "The problem's shape, its known support, batch sizes, deployed policies and which counters "
+    "are asked are public; only what users did is protected.",
 }
 
 #: How the model of trust translates into the models used by others.
@@ -77,7 +77,7 @@ class Certificate:
             *([] if self.budget_epsilon is None else [f"  budget       epsilon {self.budget_epsilon:g}"]),
             f"  mechanism    {self.mechanism}",
             f"  noise        standard deviation {self.noise_sd:,.4g} {self.noise_on}",
-            f"  sensitivity  a replaced user changes {self.changed_counters} counters by one",
+            f"  sensitivity  a replaced user changes at most {self.changed_counters} counters by one",
             f"  takes part   {self.participations} time{'s' * (self.participations > 1)}",
             "",
             *_paragraph("What is compared", NEIGHBOURS),

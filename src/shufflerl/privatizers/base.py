@@ -54,8 +54,10 @@ class BudgetedPrivatizer(Privatizer):
     model: ClassVar[str]
     mechanism: ClassVar[str]
     assumptions: ClassVar[tuple[str, ...]]
+    #: Whether a query that touches fewer counters has less noise.
+    scales: ClassVar[bool] = False
     #: What the noise that the certificate states is on.
-    noise_on: ClassVar[str] = "on each counter of a batch"
+    noise_on: ClassVar[str] = "on each counter of a batch that asks for all of them"
 
     def __init__(
         self,
@@ -74,7 +76,9 @@ class BudgetedPrivatizer(Privatizer):
         # After a restart another stream: the same noise on two batches would cancel in their difference.
         self._rng = stream(seed, "noise", self._next_batch)
         self._prepare(learner)
-        self._charge(CountQuery.everything(learner.problem), 1)  # a budget that cannot be met is refused here
+        everything = CountQuery.everything(learner.problem)
+        self._extremes = CountQuery(learner.problem, [], [0]), everything
+        self._charge(everything, 1)  # a budget that cannot be met is refused here
 
     def _prepare(self, learner: Learner) -> None:
         """What a subclass must know of the learner it serves; here nothing."""
@@ -109,6 +113,13 @@ class BudgetedPrivatizer(Privatizer):
         added = self._added_variances(noise, batches)
         self._next_batch = batches.stop
         return noise, added
+
+    def _spans(self, users: int) -> tuple[float, float] | None:
+        """The variance of noise in a batch whose users touch one counter alone, and all of them; see `Release`."""
+        if not self.scales:
+            return None
+        alone, together = (self._noise(query, users).variance for query in self._extremes)
+        return alone, together
 
     def _worst_users(self, query: CountQuery) -> int:
         """The size of batch that costs its users most; here all cost the same."""
@@ -151,7 +162,7 @@ class AdditivePrivatizer(BudgetedPrivatizer):
         alone = range(batch.index, batch.index + 1)
         noise, added = self._admit(batch.query, batch.users, alone)
         values = counts.values + self._draw(noise, alone, batch.query.size)[0]
-        return Release(batch, values, noise, float(added[0]))
+        return Release(batch, values, noise, float(added[0]), self._spans(batch.users))
 
     def noise_of_episodes(self, query: CountQuery, batches: range) -> tuple[FloatArray, FloatArray]:
         """Noise of the next episodes, charged and drawn as if each had been released by itself."""

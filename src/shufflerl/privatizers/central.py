@@ -40,6 +40,7 @@ class CentralBatch(AdditivePrivatizer):
     model: ClassVar[str] = "central"
     mechanism: ClassVar[str] = "Gaussian noise added by a trusted server, per batch"
     assumptions: ClassVar[tuple[str, ...]] = _TRUST
+    scales: ClassVar[bool] = True
 
     def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
         return calibrate_gaussian(self.budget, query.changed_counters, self.participations)

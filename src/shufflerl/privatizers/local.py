@@ -26,6 +26,7 @@ class Local(AdditivePrivatizer):
     model: ClassVar[str] = "local"
     mechanism: ClassVar[str] = "Gaussian noise added by every user to its own counters"
     assumptions: ClassVar[tuple[str, ...]] = _TRUST
+    scales: ClassVar[bool] = True
 
     def _charge(self, query: CountQuery, users: int) -> Charge:
         noise = calibrate_gaussian(self.budget, query.changed_counters, self.participations)
@@ -51,6 +52,7 @@ class LocalSampled(BudgetedPrivatizer):
     model: ClassVar[str] = "local"
     mechanism: ClassVar[str] = "one family and step per user, unary encoding with flipped bits"
     assumptions: ClassVar[tuple[str, ...]] = (*_TRUST, "one report")
+    scales: ClassVar[bool] = True
 
     def _noise(self, query: CountQuery, users: int) -> UnaryNoise:
         if self.participations > 1:
@@ -66,7 +68,7 @@ class LocalSampled(BudgetedPrivatizer):
         batch = counts.checked().batch
         noise, added = self._admit(batch.query, batch.users, range(batch.index, batch.index + 1))
         assert isinstance(noise, UnaryNoise)
-        return Release(batch, self._estimate(counts, noise), noise, float(added[0]))
+        return Release(batch, self._estimate(counts, noise), noise, float(added[0]), self._spans(batch.users))
 
     def _estimate(self, counts: Counts, noise: UnaryNoise) -> FloatArray:
         group = counts.batch.query.groups

@@ -28,6 +28,7 @@ class Shuffle(AdditivePrivatizer):
     model: ClassVar[str] = "shuffle"
     mechanism: ClassVar[str] = "one-bit messages with Poisson noise tags, shuffled per batch"
     assumptions: ClassVar[tuple[str, ...]] = _TRUST
+    scales: ClassVar[bool] = True
 
     def __init__(
         self,
