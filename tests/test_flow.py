@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import linalg
 
 from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.counts import Batch, CountQuery, Release
@@ -18,8 +19,10 @@ from shufflerl.privacy.noise import GaussianNoise, PoissonNoise, Silent
 from tests.examples import mdps, random_mdp, random_mixture
 
 
-def _release(mdp: MDP, users: int, mixture: Mixture, sd: float, seed: int) -> tuple[Release, FloatArray]:
-    batch = Batch(0, users, mixture, CountQuery.everything(mdp.problem(users)))
+def _release(
+    mdp: MDP, users: int, mixture: Mixture, sd: float, seed: int, query: CountQuery | None = None
+) -> tuple[Release, FloatArray]:
+    batch = Batch(0, users, mixture, query or CountQuery.everything(mdp.problem(users)))
     counts = CountPopulation(mdp, seed).play(batch).values.astype(np.float64)
     if sd == 0:
         return Release(batch, counts, Silent(), 0.0), counts
@@ -162,6 +165,39 @@ def test_where_all_cells_are_possible_it_is_least_squares(
     exact = _least_squares(release, start)
     np.testing.assert_allclose(conserved.values, exact, atol=1e-6)
     np.testing.assert_allclose(conserved.visits, release.batch.query.scatter(exact)[1].sum(axis=(2, 3)), atol=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    horizon=st.integers(1, 4),
+    states=st.integers(1, 4),
+    policies=st.integers(1, 3),
+    first=st.sampled_from([None, 0]),
+)
+def test_with_fewer_counters_it_is_least_squares_on_those(
+    seed: int, horizon: int, states: int, policies: int, first: int | None
+) -> None:
+    """Some transitions and rewards are not asked: those that are end up where they do if all others are free."""
+    mdp = random_mdp(seed, horizon, states, 2, start=first)
+    rng = np.random.default_rng(seed)
+    everything = CountQuery.everything(mdp.problem(1000))
+    chosen = rng.random((2, horizon)) < 0.6
+    chosen[1, rng.integers(horizon)] = True
+    query = CountQuery(mdp.problem(1000), np.flatnonzero(chosen[0, :-1]).tolist(), np.flatnonzero(chosen[1]).tolist())
+    mixture = random_mixture(mdp, policies, seed)
+    release, _ = _release(mdp, 1000, mixture, 20.0, seed, query)
+    conserved = conserve(release, mdp.start)
+
+    full = Release(Batch(0, 1000, mixture, everything), query.fill(release.values), release.noise, 400.0)
+    identities, right, used = _identities(full, mdp.start)
+    asked = query.fill(np.ones(query.size)) > 0
+    some = np.linalg.lstsq(identities[:, used], right, rcond=None)[0]
+    free = linalg.null_space(identities[:, used], rcond=1e-9)
+    told = asked[used]
+    best = some + free @ np.linalg.lstsq(free[told], (full.values[used] - some)[told], rcond=1e-9)[0]
+    np.testing.assert_allclose(conserved.values[used][told], best[told], atol=1e-2)  # what is not asked has some weight
+    assert not conserved.values[~used].any()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -21,13 +21,14 @@ from shufflerl.mdp import MDP, PolicyArray
 from tests.examples import random_mdp
 
 
-def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray, alike: float = 0.0) -> Rows:
+def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
     """One state and step, with what is known of its arms."""
     none, ones = np.empty(0), np.ones((1, 1, len(means)))
     of_arms = (means, errors**2, np.ones(len(means)), told, told)
     rewards, variances, differences, visits, told = (values.reshape(1, 1, -1) for values in of_arms)
     rows = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int32)
-    return Rows(*rows, none, none, none, ones, ones, ones, rewards, variances, differences[0], visits, told, alike)
+    unlike = differences[0], differences[0]
+    return Rows(*rows, none, none, none, ones, ones, ones, rewards, variances, *unlike, visits, told, 0.0)
 
 
 def _gain(mean: float, best: float, error: float, told: float, users: float, left: float, noise: float) -> float:
@@ -48,16 +49,15 @@ def _gain(mean: float, best: float, error: float, told: float, users: float, lef
     seed=st.integers(0, 10**6),
     noise=st.sampled_from([0.0, 4.0, 400.0]),
     left=st.sampled_from([0.0, 1e3, 1e6]),
-    alike=st.sampled_from([0.0, 0.4, 1.0]),
 )
-def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float, alike: float) -> None:
+def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float) -> None:
     """Of all arms of a bandit and all sizes, against a search by brute force."""
     rng = np.random.default_rng(seed)
     means, errors, told = rng.random(4), rng.uniform(0.01, 0.3, 4), 10.0 ** rng.uniform(0, 4, 4)
     smallest, most = 4.0, 400.0
     policy = np.zeros((1, 1), dtype=np.int32)
-    rows = _bandit(means, errors, told, alike)
-    bold = (0.9 - 0.15 * alike) * errors
+    rows = _bandit(means, errors, told)
+    bold = 0.9 * errors
     users = plan_look(
         rows, find_best(rows, np.ones(1)), np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, policy
     )
@@ -201,7 +201,8 @@ def _looks(users: float, *, unknown: float = 0.0) -> float:
     rows = _bandit(np.array([0.6, 0.3, 0.5]), np.array([0.001, 0.2, unknown]), np.array([1e5, 20.0, 20.0]))
     policies, shares = np.empty((MOST, 1, 1), dtype=np.int32), np.empty(MOST)
     lots = np.random.default_rng(0).random((MOST, 1, 1, 3))
-    count = plan_batch(rows, np.ones(1), users, 1e5, 100.0, 100.0, lots, policies, shares)
+    asked = np.ones((2, 1), dtype=np.bool_)
+    count = plan_batch(rows, np.ones(1), users, 1e5, 100.0, 0.0, 100.0, lots, policies, shares, asked)
     return float(shares[:count][shares[:count] < 100].sum())
 
 
@@ -253,7 +254,8 @@ def test_plans_of_a_batch_know_of_each_other() -> None:
     rows = _bandit(np.full(6, 0.5), np.full(6, 0.3), np.full(6, 1.0))
     policies, shares = np.empty((MOST, 1, 1), dtype=np.int32), np.empty(MOST)
     lots = np.random.default_rng(0).random((MOST, 1, 1, 6))
-    count = plan_batch(rows, np.ones(1), 60.0, 1e5, 4.0, 10.0, lots, policies, shares)
+    asked = np.ones((2, 1), dtype=np.bool_)
+    count = plan_batch(rows, np.ones(1), 60.0, 1e5, 4.0, 0.0, 10.0, lots, policies, shares, asked)
     assert shares[:count].sum() == 60
     assert len(set(policies[:count].ravel().tolist())) >= 5
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -313,7 +315,7 @@ def test_hardly_visited_states_do_not_underflow() -> None:
 class Unlucky(Privatizer):
     """Honest, but for the first batch after the very first that plays the best of one state's actions.
 
-    That one makes it look worse by `deviations` standard errors, at all steps that played it.
+    That one makes it look worse by `deviations` standard errors, at all steps that played it and asked for rewards.
     """
 
     name = "unlucky"
@@ -326,14 +328,15 @@ class Unlucky(Privatizer):
         release, batch = self.honest.release(counts), counts.batch
         best = self.mdp.rewards[0, 0].argmax()
         users = batch.users * (batch.mixture.weights @ (batch.mixture.policies[..., 0] == best))  # at every step
+        users *= batch.query.asked[1]
         if self.planted or batch.index == 0 or not users.any():
             return release
         self.planted = True
-        values, mean = release.values.copy(), self.mdp.rewards[0, 0, best]
+        mean = self.mdp.rewards[0, 0, best]
         error = self.deviations * np.sqrt(release.noise.variance / 2 + users * mean * (1 - mean))
-        pays = values[self.mdp.layout.size :].reshape(*self.mdp.rewards.shape, 2)
+        moves, pays = batch.query.scatter(release.values.copy())
         pays[:, 0, best] = np.where(users > 0, [users * (1 - mean) + error, users * mean - error], pays[:, 0, best].T).T
-        return Release(batch, values, release.noise, release.added_variance)
+        return replace(release, values=batch.query.gather(moves, pays))
 
     def certificate(self, query: CountQuery) -> Certificate | None:
         return None

@@ -25,7 +25,7 @@ from shufflerl.counts import CountQuery, Release
 class Conserved:
     """A release in which users are conserved.
 
-    `values` are the counters in order of tags; `visits[h, x]` how many users were in a state and `row_visits[h, x, a]`
+    `values` are all counters in order of tags; `visits[h, x]` how many users were in a state and `row_visits[h, x, a]`
     how many took an action there, with error variances `variance` and `row_variance`.
     """
 
@@ -37,24 +37,30 @@ class Conserved:
 
 
 def conserve(release: Release, start: FloatArray | None) -> Conserved:
-    """Impose conservation on a full release; `start` is the law of the first state, where it is known."""
+    """Impose conservation on a release; `start` is the law of the first state, where it is known.
+
+    `values` are then those of all counters. Of those that were not asked, the rewards of a row share what its other
+    counters, and those of the states before and after, tell of its visits; nothing is told of its transitions.
+    """
     from shufflerl.kernels import flow
 
     query, noise = release.batch.query, release.noise.variance
-    if noise == 0:
-        rows = _row_visits(query, release.values)
+    values = query.fill(release.values)
+    if noise == 0 and query.asked[1].all():
+        rows = _row_visits(query, values)
         states = rows.sum(axis=-1)
-        return Conserved(release.values, states, np.zeros_like(states), rows, np.zeros_like(rows))
+        return Conserved(values, states, np.zeros_like(states), rows, np.zeros_like(rows))
     live = _live(release, start)
     row_variance = np.zeros(live.shape)
-    values, visits, variance = release.values.copy(), np.empty(live.shape[:2]), np.empty(live.shape[:2])
+    visits, variance = np.empty(live.shape[:2]), np.empty(live.shape[:2])
     flow.conserve(
         values,
-        query.row_starts,
-        query.successors,
+        query.layout.row_starts,
+        query.layout.successors,
         live,
         float(release.batch.users),
         1e-3 * np.sqrt(noise),
+        query.asked,
         visits,
         variance,
         row_variance,
@@ -64,7 +70,7 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
 
 def _row_visits(query: CountQuery, values: FloatArray) -> FloatArray:
     """How many users the two rewards of every row count together."""
-    pays = values[query.row_starts[-1] :].reshape(query.horizon, query.n_states, query.n_actions, 2)
+    pays = values[query.layout.size :].reshape(query.horizon, query.n_states, query.n_actions, 2)
     total: FloatArray = pays.sum(axis=-1)
     return total
 

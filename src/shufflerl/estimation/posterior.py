@@ -39,6 +39,7 @@ _KEPT: dict[str, type] = {
     "counted": np.float64,
     "counted_variance": np.float64,
     "cells": np.float64,
+    "asked": np.bool_,
 }
 
 _NEVER_BELOW_ZERO = {"users", "noises", "weights", "counted_variance"}
@@ -85,7 +86,8 @@ class Posterior:
         widths = np.diff(problem.layout.row_starts)
         self._widths = np.concatenate([widths, np.zeros(states * actions, dtype=widths.dtype)])  # none after the last
         shape = (problem.horizon, states)
-        self._kept = {name: _Column(kind, shape if name == "policies" else ()) for name, kind in _KEPT.items()}
+        shapes = {"policies": shape, "asked": (2, problem.horizon)}
+        self._kept = {name: _Column(kind, shapes.get(name, ())) for name, kind in _KEPT.items()}
         self._played = _Column(np.int64)  # the rows of all batches, and where those of each begin
         self._first_row, self._first_cell = _Column(np.int64), _Column(np.int64)
         for first in (self._first_row, self._first_cell):
@@ -122,6 +124,7 @@ class Posterior:
 
         alike = self.alike
         told = 1.0 / (TYPICAL * self.reward_sampling + 2.0 * self.reward_noise)  # two counters make a reward
+        told[:-1] = (told[:-1] + 1.0 / (TYPICAL * self.sampling[:-1] + self.noise[:-1])) / 2.0
         told[:-1] += alike * (1.0 / self.spread[:-1] - 1.0 / LARGEST_SPREAD) / TYPICAL
         return Rows(
             *self._rows,
@@ -133,20 +136,15 @@ class Posterior:
             self.noise,
             self.rewards,
             self.reward_variances,
+            self.differences,
             self.reward_differences,
             self.visits,
             told,
             alike,
         )
 
-    @property
-    def noise_variance(self) -> float:
-        """The variance of a counter's noise in the last release; 0 before the first."""
-        noises = self._kept["noises"].values
-        return float(noises[-1]) if len(noises) else 0.0
-
     def add(self, release: Release) -> None:
-        """Take in the full release of a batch."""
+        """Take in the release of a batch."""
         problem, mixture = self._problem, release.batch.mixture
         conserved = conserve(release, problem.start)
         moved, paid = conserved.values[: problem.layout.size], conserved.values[problem.layout.size :]
@@ -161,6 +159,7 @@ class Posterior:
             "counted": conserved.row_visits.ravel()[played],
             "counted_variance": conserved.row_variance.ravel()[played],
             "cells": moved[np.repeat(played, self._widths)],
+            "asked": release.batch.query.asked[None],
         }
         for name, values in batch.items():
             self._kept[name].extend(values)
@@ -225,7 +224,7 @@ class Posterior:
         self._check("mixed", arrays, len(arrays.get("users", ())))
         mixed = arrays["mixed"]
         batches, policies = len(mixed), int(mixed.sum())
-        for name in ("users", "noises"):
+        for name in ("users", "noises", "asked"):
             self._check(name, arrays, batches)
         for name in ("policies", "weights"):
             self._check(name, arrays, policies)

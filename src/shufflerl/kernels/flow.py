@@ -10,6 +10,8 @@ from shufflerl.kernels import compiled
 
 #: Sweeps over a step's cells; where every cell is possible one is exact, elsewhere a few come close.
 _SWEEPS = 20
+#: The variance of what is not counted, in units of one counter's.
+_NOT_COUNTED = 1e6
 
 
 @compiled
@@ -20,14 +22,17 @@ def conserve(
     live: BoolArray,
     users: float,
     tolerance: float,
+    asked: BoolArray,
     visits: FloatArray,
     variance: FloatArray,
     row_variance: FloatArray,
 ) -> None:
     """Change the counters `values` so that users are conserved; write visits[h, x], their variance and that of rows.
 
-    `live[h, x, a]` says which rows may count anybody; states that no live row leads to are struck out of it. Variances
-    are in units of one counter's. A step's cells have met their margins once no row is off by `tolerance` per cell.
+    `live[h, x, a]` says which rows may count anybody; states that no live row leads to are struck out of it.
+    asked[0, h] and asked[1, h] say whether transitions and rewards of a step were counted: where not, the two rewards
+    of a row share its visits, and transitions mean nothing. Variances are in units of one counter's. A step's cells
+    have met their margins once no row is off by `tolerance` per cell.
     """
     horizon, states, actions = live.shape
     rows = np.zeros((states, actions))
@@ -38,11 +43,11 @@ def conserve(
             if h > 0 and entrances[x] == 0:
                 live[h, x] = False
         _strike_out(h, values, row_starts, live)
-        _count_rows(h, values, row_starts, live, rows, row_variance[h])
+        _count_rows(h, values, row_starts, live, asked, rows, row_variance[h])
         for x in range(states):
             visits[h, x] = rows[x].sum()
             variance[h, x] = row_variance[h, x].sum()
-            if h > 0 and variance[h, x] > 0:
+            if h > 0 and asked[0, h - 1] and variance[h, x] > 0:
                 # Those who left the state are those who came.
                 left = 1.0 / variance[h, x]
                 came = 1.0 / entrances[x]
@@ -61,7 +66,8 @@ def conserve(
         if h < horizon - 1:
             _arrive(h, values, row_starts, successors, live, arrivals, entrances)
     for h in range(horizon - 1):
-        _cells_to_margins(h, values, row_starts, successors, live, visits, tolerance)
+        if asked[0, h]:
+            _cells_to_margins(h, values, row_starts, successors, live, visits, tolerance)
 
 
 @compiled
@@ -80,10 +86,16 @@ def _strike_out(h: int, values: FloatArray, row_starts: IntArray, live: BoolArra
 
 @compiled
 def _count_rows(
-    h: int, values: FloatArray, row_starts: IntArray, live: BoolArray, rows: FloatArray, row_variance: FloatArray
+    h: int,
+    values: FloatArray,
+    row_starts: IntArray,
+    live: BoolArray,
+    asked: BoolArray,
+    rows: FloatArray,
+    row_variance: FloatArray,
 ) -> None:
     """rows[x, a]: how often a row was visited. Each visit is counted once by the D transitions, once by two rewards."""
-    horizon, states, actions = live.shape
+    _, states, actions = live.shape
     for x in range(states):
         for a in range(actions):
             rows[x, a] = 0.0
@@ -91,12 +103,12 @@ def _count_rows(
             if live[h, x, a]:
                 i = (h * states + x) * actions + a
                 rows[x, a] = values[row_starts[-1] + 2 * i] + values[row_starts[-1] + 2 * i + 1]
-                row_variance[x, a] = 2.0
-                if h < horizon - 1:
+                row_variance[x, a] = 2.0 if asked[1, h] else _NOT_COUNTED
+                if asked[0, h]:
                     width = row_starts[i + 1] - row_starts[i]
                     moved = values[row_starts[i] : row_starts[i + 1]].sum()
-                    rows[x, a] = (2.0 * moved + width * rows[x, a]) / (width + 2.0)
-                    row_variance[x, a] = 2.0 * width / (width + 2.0)
+                    rows[x, a] = (2.0 * moved + width * rows[x, a]) / (width + 2.0) if asked[1, h] else moved
+                    row_variance[x, a] = 2.0 * width / (width + 2.0) if asked[1, h] else width
 
 
 @compiled

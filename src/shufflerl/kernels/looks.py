@@ -12,16 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.kernels import compiled
+from shufflerl.kernels.asking import choose_counters
 from shufflerl.kernels.detours import FINER, HARDLY, Rivals, gain_of, plan_detour
 from shufflerl.kernels.optimism import Rows, along, information, mean_and_error, optimistic_policy, visits_for
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import PolicyArray
 
-#: Standard errors in looks are taken so many times, and by so much less where the steps are alike: the bolder, the more
-#: they find of what was dismissed by bad luck, and the more they cost, a trade of mean regret for its tail.
-_BOLD, _LESS_BOLD = 0.9, 0.15
+#: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
+#: and the more they cost, a trade of mean regret for its tail.
+_BOLD = 0.9
 #: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
 _FEW = 15.0
 #: Looks of a batch at most; the smallest, in parts of the smallest try.
@@ -44,6 +45,7 @@ class Best(NamedTuple):
     """The best policy by the estimates, how likely it is in (h, x), and all actions against it.
 
     They are `behind` it by so much, the `variance` of that, and there is so much `room` ahead of it (see `Rivals`).
+    What it earns from (h, x) on is `unsure` by such variances.
     """
 
     policy: PolicyArray
@@ -51,6 +53,7 @@ class Best(NamedTuple):
     behind: FloatArray
     variance: FloatArray
     room: FloatArray
+    unsure: FloatArray
 
 
 @compiled
@@ -60,24 +63,30 @@ def plan_batch(
     users: float,
     left: float,
     noisy: float,
+    each: float,
     smallest: float,
     lots: FloatArray,
     policies: PolicyArray,
     shares: FloatArray,
+    asked: BoolArray,
 ) -> int:
     """Write the policies of a batch and how many of its `users` play each; returns how many policies there are.
 
     Looks first, then optimistic plans, each made as if those before it had been played already, and given to as many
     users as double what is known of one of its decisions (or bring it the `smallest` try). Who is left when there is
     no room for more plays the best policy. The less is left to discover, the more users may look back; a whole try
-    stays for the plans. `noisy` is the variance of a counter's noise, `lots` break ties.
+    stays for the plans. `noisy` is the variance of a counter's noise if every counter is asked, `lots` break ties.
+
+    Writes which counters are `asked` (see `choose_counters`): every one, unless `each` that users touch adds noise.
     """
     promised = np.zeros_like(rows.visits)
     reached = np.zeros(rows.visits.shape[:2])
     given = 0.0
     looking = True
     plan = np.empty_like(policies[0])
-    optimistic_policy(rows, promised, _OPTIMISM, max(smallest, users), left, noisy, lots[0], plan)
+    hoped = np.empty_like(reached)
+    further = np.empty_like(reached)
+    optimistic_policy(rows, promised, _OPTIMISM, max(smallest, users), left, noisy, lots[0], plan, hoped)
     best = find_best(rows, start)
     most_looking = users * (_SHARE + _MORE * _faithful(rows, start, plan, best.policy))
     for c in range(len(policies)):
@@ -97,7 +106,7 @@ def plan_batch(
         elif look == 0.0:
             optimism = _FAR if far > 0.0 else _OPTIMISM
             by = smallest if far > 0.0 else max(smallest, users)
-            optimistic_policy(rows, promised, optimism, by, 0.0 if last else left, noisy, lots[c], policy)
+            optimistic_policy(rows, promised, optimism, by, 0.0 if last else left, noisy, lots[c], policy, further)
         _follow(rows, start, policy, reached)
         worth = _doubling(rows, promised, smallest, noisy, policy, reached)
         share = rest if last else min(max(1.0, np.rint(worth)), rest)
@@ -113,8 +122,10 @@ def plan_batch(
             for x in range(policy.shape[1]):
                 promised[h, x, policy[h, x]] += share * reached[h, x]
         if given >= users:
-            return c + 1
-    return len(policies)
+            break
+    if each > 0.0:
+        choose_counters(rows, hoped, best.unsure, promised, noisy, each, asked)
+    return c + 1
 
 
 @compiled
@@ -225,11 +236,11 @@ def find_best(rows: Rows, start: FloatArray) -> Best:
     variance = rows.reward_variances.copy()
     room = np.empty((horizon, states))
     value = np.zeros(states)
-    unsure = np.zeros(states)
+    unsure = np.zeros((horizon, states))
     apart = np.zeros(states)
     for h in range(horizon - 1, -1, -1):
         value_after = value.copy()
-        unsure_after = unsure.copy()
+        unsure_after = unsure[h + 1] if h < horizon - 1 else np.zeros(states)
         for x in range(states):
             if h < horizon - 1:
                 for a in range(actions):
@@ -249,10 +260,10 @@ def find_best(rows: Rows, start: FloatArray) -> Best:
                         variance[h, x, a] += _unlike(rows, i + a - best, i, unsure_after, apart)
                 for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
                     further += rows.probabilities[t] ** 2 * unsure_after[rows.successors[t]]
-            unsure[x] = along(variance[h, x, best], further, rows.alike)
+            unsure[h, x] = along(variance[h, x, best], further, rows.alike)
     reached = np.zeros((horizon, states))
     _follow(rows, start, policy, reached)
-    return Best(policy, reached, behind, variance, room)
+    return Best(policy, reached, behind, variance, room, unsure)
 
 
 @compiled
@@ -262,13 +273,12 @@ def _count_promises(
     """Errors as bold as looks take them, and what is known of rows: both with what is promised already."""
     error = np.empty_like(variance)
     known = rows.told + 1.0 / TYPICAL
-    bold = _BOLD - _LESS_BOLD * rows.alike
     for h in range(variance.shape[0]):
         for x in range(variance.shape[1]):
             for a in range(variance.shape[2]):
                 few = 1.0 + _FEW / (_FEW + TYPICAL * rows.told[h, x, a])
                 had = information(promised[h, x, a], noisy)
-                error[h, x, a] = bold * math.sqrt(variance[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
+                error[h, x, a] = _BOLD * math.sqrt(variance[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
                 known[h, x, a] += had
     return error, known
 

@@ -21,8 +21,9 @@ class Rows(NamedTuple):
     """All rows (h, x, a) with their errors, as `estimation.posterior.Posterior` has them.
 
     Transitions are flat: those of row i are from row_starts[i] on. `told` is what is known of a row, one over a
-    variance: that of a counter pooled from its own data, noise and chance of p(1-p) = TYPICAL together, and before
-    the last step, as far as steps are `alike`, that of the prior which the other steps make.
+    variance: that of a counter pooled from its own data, noise and chance of p(1-p) = TYPICAL together, the mean of
+    that for transitions and for rewards; and before the last step, as far as steps are `alike`, that of the prior
+    which the other steps make.
     """
 
     row_starts: IntArray
@@ -35,6 +36,7 @@ class Rows(NamedTuple):
     noise: FloatArray
     rewards: FloatArray
     reward_variances: FloatArray
+    differences: FloatArray
     reward_differences: FloatArray
     visits: FloatArray
     told: FloatArray
@@ -86,8 +88,13 @@ def worth_trying(users: float, left: float) -> float:
 
 
 @compiled
-def mean_and_error(values: FloatArray, rows: Rows, h: int, x: int, a: int) -> tuple[float, float]:
-    """E V over a row's next states and the variance of its error; see `optimistic_policy`."""
+def mean_and_error(
+    values: FloatArray, rows: Rows, h: int, x: int, a: int, unsure: FloatArray | None = None
+) -> tuple[float, float]:
+    """E V over a row's next states and the variance of its error; see `optimistic_policy`.
+
+    Where the values themselves are `unsure`, by such variances, the error is that of what they may turn out to be.
+    """
     i = (h * rows.rewards.shape[1] + x) * rows.rewards.shape[2] + a
     first, last = rows.row_starts[i], rows.row_starts[i + 1]
     sampling, noise, spread = rows.sampling[h, x, a], rows.noise[h, x, a], rows.spread[h, x, a]
@@ -100,6 +107,10 @@ def mean_and_error(values: FloatArray, rows: Rows, h: int, x: int, a: int) -> tu
         prior_square += rows.prior[t] * v * v
     for t in range(first, last):
         apart = (values[rows.successors[t]] - expected) ** 2
+        if unsure is not None:
+            apart += unsure[rows.successors[t]]
+            square += rows.probabilities[t] * unsure[rows.successors[t]]
+            prior_square += rows.prior[t] * unsure[rows.successors[t]]
         reach += apart
         noisy += rows.doubt[t] * apart
     width = last - first
@@ -126,8 +137,11 @@ def optimistic_policy(
     noisy: float,
     lots: FloatArray,
     policy: PolicyArray,
+    values: FloatArray,
 ) -> None:
     """Write the policy that is best if every row is as good as it may be worth finding out; `lots` break ties.
+
+    `values[h, x]` become what it would then earn from (h, x) on.
 
     The error of r + E V in row (h, x, a), V the next step's optimistic values, has variance v = (that of r) + the
     harmonic sum of what the data leave open, A (Var V + min(1, A) q / D) + B q with q = sum (V - E V)^2 over the D next
@@ -192,6 +206,7 @@ def optimistic_policy(
                     mean[x] = min(index, most)
                     bonus[x] = path
             value[x] = best
+        values[h] = value
 
 
 @compiled

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.checks import BoolArray, FloatArray, IntArray
 from shufflerl.kernels import compiled
 
 #: What p(1-p) is taken for where p is not known yet.
@@ -30,6 +30,7 @@ class Batches(NamedTuple):
     the one before policies[first_policy[b + 1]], each with its weight. Its rows, those that some policy plays, are
     likewise from first_row[b] on: rows[k] is a row's number, with the `surplus` of reward one over reward zero and
     the `counted` visits with their variance; their cells are from first_cell[b] on, row after row.
+    asked[b, 0, h] and asked[b, 1, h] say whether the transitions and rewards of a step were counted at all.
     """
 
     users: FloatArray
@@ -44,6 +45,7 @@ class Batches(NamedTuple):
     counted_variance: FloatArray
     first_cell: IntArray
     cells: FloatArray
+    asked: BoolArray
 
 
 @compiled
@@ -100,7 +102,7 @@ def pool(
                 x, a = divmod(i - h * states * actions, actions)
                 m = expected[k - first] * scale
                 visits[h, x, a] += m
-                if m > _NOBODY:
+                if m > _NOBODY and batches.asked[b, 1, h]:
                     w = m / (s2 / 2.0 + TYPICAL * m)
                     reward_weights[h, x, a] += w * m
                     raw_rewards[h, x, a] += w * (m + batches.surplus[k]) / 2.0
@@ -108,7 +110,7 @@ def pool(
                     reward_noise[h, x, a] += w * w * s2 / 2.0
                 if h < horizon - 1:
                     w = 0.0
-                    if m > _NOBODY:
+                    if m > _NOBODY and batches.asked[b, 0, h]:
                         w = m / (s2 + TYPICAL * m)
                         weights[h, x, a] += w * m
                         sampling[h, x, a] += w * w * m

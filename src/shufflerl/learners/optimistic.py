@@ -60,6 +60,8 @@ class Optimistic(Learner):
         users = problem.episodes if problem.episodes < self.first + self._least else self.first
         self.sizes: IntArray = np.array([users], dtype=np.int64)
         self.posterior = Posterior(problem)
+        self.noise = 0.0  # its variance on a counter if every counter is asked
+        self.noise_each = 0.0  # and how much of that every one more which users touch adds
 
     @property
     def most_batches(self) -> int:
@@ -78,21 +80,28 @@ class Optimistic(Learner):
         posterior, problem = self.posterior, self.problem
         policies: PolicyArray = np.empty((MOST, problem.horizon, problem.n_states), dtype=np.int32)
         shares = np.empty(MOST)
+        asked = self.query.asked.copy()
         count = plan_batch(
             posterior.rows,
             np.full(problem.n_states, 1.0 / problem.n_states) if problem.start is None else problem.start,
             float(users),
             float(self.episodes_left - users),
-            posterior.noise_variance,
-            max(float(_FIRST), _TRY * heard(problem.episodes, math.sqrt(posterior.noise_variance))),
+            self.noise,
+            self.noise_each,
+            max(float(_FIRST), _TRY * heard(problem.episodes, math.sqrt(self.noise))),
             self.rng.random((MOST, *posterior.visits.shape)),
             policies,
             shares,
+            asked,
         )
-        return users, _merged(policies[:count], shares[:count] / users), self.query
+        asked[1, 0] |= problem.start is None  # nothing else tells where users begin
+        query = CountQuery(problem, np.flatnonzero(asked[0]).tolist(), np.flatnonzero(asked[1]).tolist())
+        return users, _merged(policies[:count], shares[:count] / users), query
 
     def _learn(self, release: Release) -> None:
         self.posterior.add(release)
+        alone, self.noise = release.spans or (release.noise.variance, release.noise.variance)
+        self.noise_each = (self.noise - alone) / max(1, self.query.touched_counters - 1)
         assert self._waiting is not None
         left = self.episodes_left - self._waiting.users
         if self.batches_observed == 0 and left:
@@ -115,7 +124,11 @@ class Optimistic(Learner):
         return View(Estimate.within(self.problem.horizon, value, value - error, value + error, meaning))
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        return {"sizes": self.sizes.tolist()}, self.posterior.memory()
+        return {
+            "sizes": self.sizes.tolist(),
+            "noise": self.noise,
+            "noise_each": self.noise_each,
+        }, self.posterior.memory()
 
     def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         posterior = Posterior(self.problem)
@@ -123,9 +136,11 @@ class Optimistic(Learner):
         self.posterior = posterior
         sizes = np.array(values["sizes"], dtype=np.int64)
         planned = sizes.sum() == self.problem.episodes or (len(arrays["users"]) == 0 and len(sizes) == 1)
-        if not planned or sizes.min() < 1:
-            raise StateMismatchError("The saved state has no fitting sizes; use bytes that save() returned.")
+        noises = values["noise"], values["noise_each"]
+        if not planned or sizes.min() < 1 or not all(math.isfinite(noise) and noise >= 0 for noise in noises):
+            raise StateMismatchError("The saved state has no fitting sizes or noise; use bytes that save() returned.")
         self.sizes = sizes
+        self.noise, self.noise_each = noises
 
 
 def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:
