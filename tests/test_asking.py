@@ -22,7 +22,7 @@ from shufflerl.learners.optimistic import Optimistic
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation
-from shufflerl.privatizers.base import Privatizer
+from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
 from tests.examples import full_batch, random_mdp, random_mixture
 
 
@@ -85,6 +85,12 @@ def test_worth_is_what_the_formula_says_and_losses_what_is_lost(seed: int, horiz
         fewer = asked.copy()
         fewer[f, h] = False
         assert losses[f, h] <= (worth - _told(stakes, fewer, noise)) * (1 + 1e-9) + 1e-12
+    losses_of_little = np.zeros((2, horizon))
+    little = _worth(stakes, asked, 1e9, losses_of_little)  # what is told is next to nothing: all is linear
+    for f, h in np.argwhere(asked):
+        fewer = asked.copy()
+        fewer[f, h] = False
+        assert losses_of_little[f, h] == pytest.approx(little - _told(stakes, fewer, 1e9), rel=0.01, abs=1e-12)
     apart = stakes._replace(differences=np.full_like(stakes.differences, 1e12))
     worth = _worth(apart, asked, noise, losses)
     for f, h in np.argwhere(asked):
@@ -117,6 +123,10 @@ def test_what_is_chosen_is_close_to_the_best_of_all_choices(seed: int) -> None:
         others[_all(4)] = some
         choices.append(_told(stakes, others, 30.0 * others.sum()))
     assert chosen >= 0.97 * max(choices)
+    for f, h in np.argwhere(_all(4) & ~asked):  # nothing was dropped in vain
+        more = asked.copy()
+        more[f, h] = True
+        assert chosen > 0.999 * _told(stakes, more, 30.0 * more.sum())
 
 
 def test_without_noise_everything_is_asked_and_what_is_known_is_not() -> None:
@@ -139,6 +149,34 @@ def test_where_all_next_states_are_the_same_only_rewards_are_asked() -> None:
     assert not asked[0].any()
     assert asked[1].any()
     assert _choose(rows, same, np.full((4, 3), 1.0), promised, 30.0)[0].any()
+
+
+def test_what_is_known_of_a_row_is_its_own_data_and_its_prior() -> None:
+    """Of transitions by counters, of rewards one over what is left; each family has its own differences."""
+    mdp = random_mdp(2, 3, 3, 2, start=0)
+    rows, ones = _fitted(mdp, 200).rows, np.ones((3, 3, 2))
+    stakes = _find_stakes(rows, np.zeros((3, 3)), np.ones((3, 3)), ones)
+    np.testing.assert_array_equal(stakes.differences, [rows.differences, rows.reward_differences])
+    assert (rows.differences != rows.reward_differences).all()
+    own = 1 / (TYPICAL * rows.sampling + rows.noise)[:-1] + 1 / (TYPICAL * rows.spread[:-1])
+    np.testing.assert_allclose(stakes.known[0, :-1], own)
+    np.testing.assert_allclose(stakes.known[1] * stakes.error[1], 1)
+    np.testing.assert_allclose(stakes.error[1], rows.reward_variances)
+
+
+def test_nothing_is_learned_from_what_was_not_asked() -> None:
+    """Rewards of the last and transitions of the first step only: all else stays as before any data."""
+    mdp = random_mdp(4, 3, 3, 2, start=0)
+    problem = mdp.problem(20_000)
+    batch = Batch(0, 5000, random_mixture(mdp, 2, 0), CountQuery(problem, [0], [2]))
+    privatizer = privatizers.make("shuffle", Optimistic(problem, 0), epsilon=1.0, delta=1e-5, seed=1)
+    posterior, before = Posterior(problem), Posterior(problem)
+    posterior.add(privatizer.release(CountPopulation(mdp, 0).play(batch)))
+    np.testing.assert_array_equal(posterior.sampling[1:], before.sampling[1:])
+    np.testing.assert_array_equal(posterior.reward_sampling[:2], before.reward_sampling[:2])
+    played = posterior.visits > 500
+    assert (posterior.sampling[0][played[0]] < 1e-2).all()
+    assert (posterior.reward_sampling[2][played[2]] < 1e-2).all()
 
 
 @settings(max_examples=30, deadline=None)
@@ -200,6 +238,9 @@ def test_counters_are_left_out_where_that_is_less_noisy_and_nowhere_else(name: s
         touched.append(batch.query.touched_counters)
         release = privatizer.release(population.play(batch))
         learner.observe(release)
+        assert learner.noise == (release.spans or (0.0, release.noise.variance))[1]
+        if release.spans is not None:
+            assert learner.noise_each == pytest.approx((release.spans[1] - release.spans[0]) / 10)
     assert touched[0] == 11
     assert (min(touched) < 11) == (release.spans is not None)
 
@@ -218,6 +259,19 @@ def test_where_users_begin_is_asked_if_nobody_knows() -> None:
         touched.append(batch.query.touched_counters)
         unknown.observe(privatizer.release(population.play(batch)))
     assert min(touched) < 5
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("name", ["shuffle", "central", "local", "local-sampled"])
+def test_a_certificate_is_no_less_than_what_any_batch_costs(name: str, epsilon: float) -> None:
+    mdp = riverswim(np.random.default_rng(0))
+    learner = Optimistic(mdp.problem(20_000), 0)
+    privatizer = privatizers.make(name, learner, epsilon=epsilon, delta=1e-5, seed=1)
+    learn(learner, CountPopulation(mdp, 0), privatizer)
+    assert isinstance(privatizer, BudgetedPrivatizer)
+    stated = privatizer.certificate(learner.query).epsilon
+    assert stated <= epsilon
+    assert privatizer.ledger.spent <= stated * (1 + 1e-14)  # a Gaussian's epsilon is found by roots, to the last bits
 
 
 def test_a_restored_learner_asks_what_it_would_have_asked() -> None:

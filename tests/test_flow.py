@@ -11,6 +11,7 @@ from scipy import linalg
 
 from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.counts import Batch, CountQuery, Release
+from shufflerl.errors import ContractError
 from shufflerl.estimation.flow import conserve
 from shufflerl.estimation.model import Evidence
 from shufflerl.mdp import MDP, Mixture
@@ -248,6 +249,36 @@ def test_the_stated_variance_of_visits_is_the_true_one(sparse: bool, first: str,
         rows = values[mdp.layout.size :].reshape(*mdp.rewards.shape, 2, -1).sum(axis=-2)
         np.testing.assert_allclose(conserved.row_visits.sum(axis=-1), conserved.visits, atol=1e-6)
         np.testing.assert_allclose(conserved.row_variance, 400.0 * (rows**2).sum(axis=-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_stated_variance_of_visits_is_the_true_one_with_fewer_counters(seed: int) -> None:
+    """Wherever something is told of them; elsewhere it is far above all users."""
+    mdp = random_mdp(seed, 4, 3, 2, start=[None, 0][seed % 2])
+    chosen = np.random.default_rng(seed).random((2, 4)) < 0.5
+    chosen[1, seed % 4] = True
+    query = CountQuery(mdp.problem(500), np.flatnonzero(chosen[0, :-1]).tolist(), np.flatnonzero(chosen[1]).tolist())
+    release, _ = _release(mdp, 500, random_mixture(mdp, 2, seed), 20.0, seed, query)
+    _, visits = _sensitivities(release, mdp.start)
+    conserved = conserve(release, mdp.start)
+    told = conserved.variance < 500**2
+    np.testing.assert_allclose(conserved.variance[told], 400.0 * (visits[told] ** 2).sum(axis=-1), rtol=1e-3, atol=1e-3)
+    assert (conserved.variance[~told] > 100 * 500**2).all()
+
+
+def test_uncounted_visits_are_unknown_however_many_users_there_are() -> None:
+    """Nothing is told of the second step: neither its own counters nor, at 1e12 users, the others' totals say more."""
+    mdp = random_mdp(3, 3, 3, 2, start=0)
+    query = CountQuery(mdp.problem(10**12), [], [0, 2])
+    conserved = conserve(_release(mdp, 10**12, random_mixture(mdp, 2, 0), 20.0, 0, query)[0], mdp.start)
+    assert (conserved.variance[1] > 1e24).all()
+
+
+def test_without_noise_all_rewards_must_be_asked() -> None:
+    mdp = random_mdp(3, 3, 3, 2, start=0)
+    query = CountQuery(mdp.problem(100), [0, 1], [0, 2])
+    with pytest.raises(ContractError, match="all rewards"):
+        conserve(_release(mdp, 100, random_mixture(mdp, 2, 0), 0.0, 0, query)[0], mdp.start)
 
 
 def test_the_stated_variance_of_visits_holds_for_the_noise_of_the_shuffle_model() -> None:

@@ -200,6 +200,8 @@ class CountQuery:
 
     def fill(self, values: FloatArray) -> FloatArray:
         """A copy of values in order of tags, with zeros for all counters that were not asked."""
+        if self.asked.sum() == 2 * self.horizon - 1:
+            return values.copy()
         per_step = 2 * self.n_states * self.n_actions
         ends = np.concatenate(
             [self.layout.step_starts[1:], self.layout.size + per_step * np.arange(1, self.horizon + 1)]
@@ -346,8 +348,8 @@ class Release:
     across counters. `added_variance` is by how much the noise variance of a counter in the sum of all releases grows
     with this one: the variance of `noise` where batches have noise of their own, less (even below zero) where a
     privatizer correlates its noise over time. `spans` is the variance that a counter's noise would have had if a user
-    touched one counter alone, and if it touched all; in between it goes up about evenly. None where who asks for less
-    hears it no better. The array of values is taken over: it becomes read-only. `batch` is the
+    touched one counter alone, and if it touched all; in between it goes up, about evenly at small budgets. None where
+    who asks for less hears it no better. The array of values is taken over: it becomes read-only. `batch` is the
     one that was asked for, with the users who were counted: fewer, where reports had to be left out.
     """
 

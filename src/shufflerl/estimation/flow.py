@@ -19,6 +19,7 @@ import numpy as np
 
 from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.counts import CountQuery, Release
+from shufflerl.errors import ContractError
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,9 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
 
     query, noise = release.batch.query, release.noise.variance
     values = query.fill(release.values)
-    if noise == 0 and query.asked[1].all():
+    if noise == 0:
+        if not query.asked[1].all():
+            raise ContractError("A release without noise must have all rewards asked; ask for everything.")
         rows = _row_visits(query, values)
         states = rows.sum(axis=-1)
         return Conserved(values, states, np.zeros_like(states), rows, np.zeros_like(rows))
@@ -61,6 +64,7 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
         float(release.batch.users),
         1e-3 * np.sqrt(noise),
         query.asked,
+        max(1e6, 1e3 * release.batch.users**2 / noise),
         visits,
         variance,
         row_variance,

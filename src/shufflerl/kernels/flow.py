@@ -10,8 +10,6 @@ from shufflerl.kernels import compiled
 
 #: Sweeps over a step's cells; where every cell is possible one is exact, elsewhere a few come close.
 _SWEEPS = 20
-#: The variance of what is not counted, in units of one counter's.
-_NOT_COUNTED = 1e6
 
 
 @compiled
@@ -23,6 +21,7 @@ def conserve(
     users: float,
     tolerance: float,
     asked: BoolArray,
+    unknown: float,
     visits: FloatArray,
     variance: FloatArray,
     row_variance: FloatArray,
@@ -31,8 +30,8 @@ def conserve(
 
     `live[h, x, a]` says which rows may count anybody; states that no live row leads to are struck out of it.
     asked[0, h] and asked[1, h] say whether transitions and rewards of a step were counted: where not, the two rewards
-    of a row share its visits, and transitions mean nothing. Variances are in units of one counter's. A step's cells
-    have met their margins once no row is off by `tolerance` per cell.
+    of a row share its visits, and transitions mean nothing. Variances are in units of one counter's; `unknown` is that
+    of a row of which neither was. A step's cells have met their margins once no row is off by `tolerance` per cell.
     """
     horizon, states, actions = live.shape
     rows = np.zeros((states, actions))
@@ -43,7 +42,7 @@ def conserve(
             if h > 0 and entrances[x] == 0:
                 live[h, x] = False
         _strike_out(h, values, row_starts, live)
-        _count_rows(h, values, row_starts, live, asked, rows, row_variance[h])
+        _count_rows(h, values, row_starts, live, asked, unknown, rows, row_variance[h])
         for x in range(states):
             visits[h, x] = rows[x].sum()
             variance[h, x] = row_variance[h, x].sum()
@@ -91,6 +90,7 @@ def _count_rows(
     row_starts: IntArray,
     live: BoolArray,
     asked: BoolArray,
+    unknown: float,
     rows: FloatArray,
     row_variance: FloatArray,
 ) -> None:
@@ -103,7 +103,7 @@ def _count_rows(
             if live[h, x, a]:
                 i = (h * states + x) * actions + a
                 rows[x, a] = values[row_starts[-1] + 2 * i] + values[row_starts[-1] + 2 * i + 1]
-                row_variance[x, a] = 2.0 if asked[1, h] else _NOT_COUNTED
+                row_variance[x, a] = 2.0 if asked[1, h] else unknown
                 if asked[0, h]:
                     width = row_starts[i + 1] - row_starts[i]
                     moved = values[row_starts[i] : row_starts[i + 1]].sum()

@@ -95,7 +95,9 @@ class Optimistic(Learner):
             asked,
         )
         asked[1, 0] |= problem.start is None  # nothing else tells where users begin
-        query = CountQuery(problem, np.flatnonzero(asked[0]).tolist(), np.flatnonzero(asked[1]).tolist())
+        query = self.query
+        if asked.sum() < query.touched_counters:
+            query = CountQuery(problem, np.flatnonzero(asked[0]).tolist(), np.flatnonzero(asked[1]).tolist())
         return users, _merged(policies[:count], shares[:count] / users), query
 
     def _learn(self, release: Release) -> None:

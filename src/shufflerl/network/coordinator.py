@@ -33,7 +33,7 @@ from shufflerl.network.agreement import Agreement
 from shufflerl.network.crypto import SigningKey
 from shufflerl.network.opening import Opener
 from shufflerl.network.wire import Action, Command, Exclusion, Signed, Transport
-from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
+from shufflerl.privacy.accounting import Budget, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge, Ledger
 from shufflerl.privacy.noise import PoissonNoise
@@ -171,13 +171,13 @@ class Coordinator:
         if batch is not None:
             self._announce(batch, 0)
 
-    def _spans(self, meaning: Agreement) -> tuple[float, float]:
-        """The variance of noise if users had touched one counter alone, and all of them."""
-        share = meaning.announcement.excludable / meaning.batch.users
-        run = self.run
+    def _spans(self, meaning: Agreement, counted: Batch) -> tuple[float, float]:
+        """The variance of noise if those who were counted had touched one counter alone, and all of them."""
+        run, asked = self.run, meaning.batch.users
+        share = meaning.announcement.excludable / asked
         queries = CountQuery(run.problem, [], [0]), CountQuery.everything(run.problem)
         alone, together = (agreement.noise_for(run.budget, q, run.honest_fraction, share).variance for q in queries)
-        return alone, together
+        return alone * counted.users / asked, together * counted.users / asked
 
     def _announce(self, batch: Batch, attempt: int) -> None:
         key = crypto.new_box_key()
@@ -285,7 +285,7 @@ class Coordinator:
                 waiting = self.learner.next_batch()
                 assert waiting is not None
                 released = replace(waiting, users=batch.users)
-                self.learner.observe(Release(released, values, noise, noise.variance, self._spans(meaning)))
+                self.learner.observe(Release(released, values, noise, noise.variance, self._spans(meaning, batch)))
                 self._plan(self.learner)
                 outcome = json.dumps(self._outcome(waiting.mixture))
                 self._db.execute(
@@ -374,7 +374,7 @@ class Coordinator:
         for signed, noisy, messages, invalid in rows:
             meaning = agreement.understand(wire.decode(Signed, signed).payload)
             batch, noise = _counted(meaning, 0 if meaning.transport == Transport.tags else invalid)
-            values, spans = np.frombuffer(noisy).copy(), self._spans(meaning)
+            values, spans = np.frombuffer(noisy).copy(), self._spans(meaning, batch)
             records.append(BatchRecord(batch, meaning.transport, noise, values, spans, messages, invalid))
         return records
 
@@ -397,11 +397,10 @@ class Coordinator:
         return self.learner.deployed
 
     def certificate(self) -> Certificate:
-        """What every user of the run is guaranteed."""
+        """What every user of the run is guaranteed: all that its budget allows, as some batch may cost as much."""
         query = CountQuery.everything(self.run.problem)
         excludable = 0.0 if self.run.transport == "tags" else self.run.excludable
         noise = agreement.noise_for(self.run.budget, query, self.run.honest_fraction, excludable)
-        honest = PoissonNoise(noise.mean * (self.run.honest_fraction - excludable))
         mechanism, assumptions = Shuffle.mechanism, Shuffle.assumptions
         if self.run.transport != "tags":
             sums = (
@@ -412,7 +411,7 @@ class Coordinator:
             others = [name for name in assumptions if self.run.transport == "auto" or name != "honest shuffler"]
             assumptions = (*others, "adding shuffler")
         return Certificate(
-            epsilon=privacy_loss(honest, query.changed_counters).epsilon(self.run.budget.delta),
+            epsilon=self.run.budget.epsilon,
             delta=self.run.budget.delta,
             budget_epsilon=self.run.budget.epsilon,
             model=Shuffle.model,

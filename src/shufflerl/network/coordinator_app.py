@@ -248,6 +248,8 @@ class CoordinatorServer:
                 "messages": record.messages,
                 "invalid_messages": record.invalid,
                 "noise_mean": record.noise.mean,
+                "transition_steps": record.batch.query.transition_steps,
+                "reward_steps": record.batch.query.reward_steps,
                 "noisy_counts": record.values.tolist(),
             }
             for record in records

@@ -130,10 +130,14 @@ class BudgetedPrivatizer(Privatizer):
         return self._noise(query, 1).sd
 
     def certificate(self, query: CountQuery) -> Certificate:
-        """What a user who answers such a query is guaranteed, whatever the size of its batch."""
+        """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch.
+
+        Noise that goes with the query is calibrated to within a hair of the budget, which may be thinner for a part.
+        """
         charge = self._charge(query, self._worst_users(query))
+        epsilon = privacy_loss(charge.noise, charge.changed).epsilon(self.budget.delta)
         return Certificate(
-            epsilon=privacy_loss(charge.noise, charge.changed).epsilon(self.budget.delta),
+            epsilon=self.budget.epsilon if self.scales else epsilon,
             delta=self.budget.delta,
             budget_epsilon=self.budget.epsilon,
             model=self.model,

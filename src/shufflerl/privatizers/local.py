@@ -21,7 +21,9 @@ _TRUST = ("unique users", "exact noise", "public parameters")
 class Local(AdditivePrivatizer):
     """Every user adds Gaussian noise to each of its own counters."""
 
-    noise_on: ClassVar[str] = "on each counter of one user's report; n users together have sqrt(n) times as much"
+    noise_on: ClassVar[str] = (
+        "on each counter of one user's report if all are asked; n users have sqrt(n) times as much"
+    )
     name: ClassVar[str] = "local"
     model: ClassVar[str] = "local"
     mechanism: ClassVar[str] = "Gaussian noise added by every user to its own counters"

@@ -167,7 +167,7 @@ async function showCertificate() {
     facts("certificate-facts", [
       ["Spent so far", digits(said.spent), `of a budget of ${digits(said.budget_epsilon)}`],
       ["Noise", `standard deviation ${digits(said.noise_sd)}`, said.noise_on],
-      ["Sensitivity", plural(said.changed_counters, "counter", "counters"), "changed by one when a user is replaced"],
+      ["Sensitivity", plural(said.changed_counters, "counter", "counters"), "changed by one at most when a user is replaced"],
       ["Each user takes part", plural(said.participations, "time", "times")],
     ]);
     put("certificate-neighbours", said.neighbours);
