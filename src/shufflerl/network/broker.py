@@ -12,6 +12,7 @@ import json
 import secrets
 import ssl
 import threading
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,7 +290,10 @@ class Broker:
         self.run(end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+        # A connection that was being made anew just then belongs to nobody: it ends with the loop, which may object.
+        with warnings.catch_warnings(), contextlib.suppress(OSError):
+            warnings.simplefilter("ignore", ResourceWarning)
+            self._loop.close()
 
     # Following.
 
