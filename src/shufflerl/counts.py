@@ -200,7 +200,7 @@ class CountQuery:
 
     def fill(self, values: FloatArray) -> FloatArray:
         """A copy of values in order of tags, with zeros for all counters that were not asked."""
-        if self.asked.sum() == 2 * self.horizon - 1:
+        if self.touched_counters == 2 * self.horizon - 1:
             return values.copy()
         per_step = 2 * self.n_states * self.n_actions
         ends = np.concatenate(

@@ -21,6 +21,9 @@ from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import ContractError
 
+#: The variance of uncounted visits: so many times that of a counter's noise, and the square of all users, at least.
+_UNKNOWN, _FAR_ABOVE = 1e6, 1e3
+
 
 @dataclass(frozen=True, eq=False)
 class Conserved:
@@ -64,7 +67,7 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
         float(release.batch.users),
         1e-3 * np.sqrt(noise),
         query.asked,
-        max(1e6, 1e3 * release.batch.users**2 / noise),
+        max(_UNKNOWN, _FAR_ABOVE * release.batch.users**2 / noise),
         visits,
         variance,
         row_variance,

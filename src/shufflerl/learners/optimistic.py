@@ -12,6 +12,8 @@ commits by itself.
 Some users look back, at times up to half: they play the best policy but for one step, or but for the way to one row,
 where they try what gains most by the same reckoning with just as many users as it takes. An action that was unlucky
 once is tried again that way; without looks some runs never recover.
+
+A batch asks for no more counters than are worth their noise (`kernels/asking.py`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from shufflerl.network.agreement import Agreement
 from shufflerl.network.crypto import SigningKey
 from shufflerl.network.opening import Opener
 from shufflerl.network.wire import Action, Command, Exclusion, Signed, Transport
-from shufflerl.privacy.accounting import Budget, warn_if_weak
+from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge, Ledger
 from shufflerl.privacy.noise import PoissonNoise
@@ -401,6 +401,8 @@ class Coordinator:
         query = CountQuery.everything(self.run.problem)
         excludable = 0.0 if self.run.transport == "tags" else self.run.excludable
         noise = agreement.noise_for(self.run.budget, query, self.run.honest_fraction, excludable)
+        honest = PoissonNoise(noise.mean * (self.run.honest_fraction - excludable))
+        cost = privacy_loss(honest, query.changed_counters).epsilon(self.run.budget.delta)
         mechanism, assumptions = Shuffle.mechanism, Shuffle.assumptions
         if self.run.transport != "tags":
             sums = (
@@ -411,7 +413,7 @@ class Coordinator:
             others = [name for name in assumptions if self.run.transport == "auto" or name != "honest shuffler"]
             assumptions = (*others, "adding shuffler")
         return Certificate(
-            epsilon=self.run.budget.epsilon,
+            epsilon=max(self.run.budget.epsilon, cost),
             delta=self.run.budget.delta,
             budget_epsilon=self.run.budget.epsilon,
             model=Shuffle.model,

@@ -137,7 +137,7 @@ class BudgetedPrivatizer(Privatizer):
         charge = self._charge(query, self._worst_users(query))
         epsilon = privacy_loss(charge.noise, charge.changed).epsilon(self.budget.delta)
         return Certificate(
-            epsilon=self.budget.epsilon if self.scales else epsilon,
+            epsilon=max(self.budget.epsilon, epsilon) if self.scales else epsilon,
             delta=self.budget.delta,
             budget_epsilon=self.budget.epsilon,
             model=self.model,
