@@ -22,7 +22,11 @@ from shufflerl.learners.optimistic import Optimistic
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.ledger import Charge
+from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
+from shufflerl.privatizers.shuffle import Shuffle
 from tests.examples import full_batch, random_mdp, random_mixture
 
 
@@ -272,6 +276,18 @@ def test_a_certificate_is_no_less_than_what_any_batch_costs(name: str, epsilon: 
     stated = privatizer.certificate(learner.query).epsilon
     assert stated == pytest.approx(epsilon, rel=1e-14)  # a Gaussian's epsilon is found by roots, to the last bits
     assert privatizer.ledger.spent <= stated * (1 + 1e-14)
+
+
+def test_a_certificate_tells_noise_that_is_too_weak_for_the_budget() -> None:
+    """The budget is stated where noise goes with the query, but not instead of what the noise costs."""
+
+    class Halved(Shuffle):
+        def _charge(self, query: CountQuery, users: int) -> Charge:
+            right = super()._charge(query, users)
+            return Charge(PoissonNoise(right.noise.variance / 2), right.changed)
+
+    learner = Optimistic(riverswim(np.random.default_rng(0)).problem(20_000), 0)
+    assert Halved(learner, Budget(1.0, 1e-5), 1).certificate(learner.query).epsilon > 1.3
 
 
 def test_a_restored_learner_asks_what_it_would_have_asked() -> None:
