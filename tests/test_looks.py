@@ -28,7 +28,7 @@ def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
     rewards, variances, differences, visits, told = (values.reshape(1, 1, -1) for values in of_arms)
     rows = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int32)
     unlike = differences[0], differences[0]
-    return Rows(*rows, none, none, none, ones, ones, ones, rewards, variances, *unlike, visits, told, 0.0)
+    return Rows(*rows, none, none, none, ones, ones, ones, rewards, variances, *unlike, visits, told, 0.0, False)
 
 
 def _gain(mean: float, best: float, error: float, told: float, users: float, left: float, noise: float) -> float:
@@ -36,7 +36,8 @@ def _gain(mean: float, best: float, error: float, told: float, users: float, lef
 
     No arm pays more than 1, however well its try turns out.
     """
-    known, few = told + 1 / TYPICAL, 1 + 15 / (15 + TYPICAL * told)
+    known, few = told + 1 / TYPICAL, 15.0 if noise else 5.0
+    few = 1 + few / (few + TYPICAL * told)
     tells = 1 / (TYPICAL / users + noise / users**2)
     moves = error * np.sqrt(few * tells / (tells + known))
     ahead, _ = integrate.quad(lambda x: (x - best) * stats.norm.pdf(x, mean, moves), best, 1)
@@ -51,27 +52,81 @@ def _gain(mean: float, best: float, error: float, told: float, users: float, lef
     left=st.sampled_from([0.0, 1e3, 1e6]),
 )
 def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float) -> None:
-    """Of all arms of a bandit and all sizes, against a search by brute force."""
+    """Of all arms of a bandit and all sizes, against a search by brute force.
+
+    Without noise none has more visits than half of what is known of an arm.
+    """
     rng = np.random.default_rng(seed)
     means, errors, told = rng.random(4), rng.uniform(0.01, 0.3, 4), 10.0 ** rng.uniform(0, 4, 4)
-    smallest, most = 4.0, 400.0
+    smallest, most = 1.0, 400.0
     policy = np.zeros((1, 1), dtype=np.int32)
     rows = _bandit(means, errors, told)
-    bold = 0.9 * errors
+    bold = (0.9 if noise else 1.8) * errors
+    known = np.maximum(2.0, (TYPICAL * told + 1) / 2) if noise == 0 else np.full(4, np.inf)
     users = plan_look(
         rows, find_best(rows, np.ones(1)), np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, policy
     )
-    sizes = smallest * 1.5 ** np.arange(12)
+    sizes = smallest * 1.5 ** np.arange(16)
     gains = {
         (a, n): _gain(means[a], means.max(), bold[a], told[a], n, left, noise)
         for a in range(4)
         for n in sizes[sizes <= most]
-        if means[a] < means.max()
+        if means[a] < means.max() and n <= known[a]
     }
     (best, size), gain = max(gains.items(), key=lambda item: item[1])
     if abs(gain) > 1e-6 * (1 + left):
         assert users == pytest.approx(size if gain > 0 else 0.0)
         assert policy[0, 0] == (best if gain > 0 else means.argmax())
+
+
+def _optimal_stopping(most: float) -> tuple[FloatArray, FloatArray]:
+    """How far behind an arm is given up, in its standard errors z, by how many users are left for each of its visits.
+
+    Backward induction: n visits of noise 1 say that it is behind a known one by z / sqrt(n). Trying it up to n' visits
+    costs (n' - n) z / sqrt(n) and moves its mean by a normal of variance 1/n - 1/n'; at the end, all left play the
+    better one. Visits grow by 2% a step.
+    """
+    z, growth = np.linspace(-8.0, 8.0, 1601), 1.02
+    nodes, weights = np.polynomial.hermite_e.hermegauss(41)
+    visits = most ** -np.linspace(0, 1, int(np.log(most) / np.log(growth)))
+    value, bounds = np.zeros_like(z), np.empty(len(visits) - 1)
+    for step, n in enumerate(visits[1:]):
+        after = visits[step]
+        behind = z / np.sqrt(n)
+        moved = behind[:, None] + np.sqrt(1 / n - 1 / after) * nodes
+        next_value = np.interp(moved * np.sqrt(after), z, value)
+        value = np.maximum(0.0, (next_value @ weights) / weights.sum() - (after - n) * behind)
+        bounds[step] = z[value > 0].max()
+    return 1 / visits[1:] - 1, bounds
+
+
+def test_looks_without_noise_end_where_optimal_stopping_would() -> None:
+    """Tries of half of the visits that are known, by 1.8 times its error, for 10 to 30,000 users to each of these.
+
+    Within a tenth, where what one try alone can gain would end them at 0.6 of that.
+    """
+    left, bounds = _optimal_stopping(1e5)
+    for ratio in (10.0, 100.0, 1000.0, 30_000.0):
+        error, known = np.full((1, 1, 1), 0.5 / np.sqrt(200.0)), np.full((1, 1, 1), 200.0 / TYPICAL)
+        ends = []
+        for bold in (1.8, 1.0):
+            behind = [
+                z
+                for z in np.arange(0.05, 6.0, 0.01)
+                if gain_of(
+                    Rivals(z * error, bold * error, np.ones((1, 1)), known, np.zeros((1, 1, 1)), 0.0),
+                    *(0, 0, 0),
+                    100.0,
+                    ratio * 200.0,
+                    float(z * error[0, 0, 0]),
+                    1.0,
+                )
+                > 0
+            ]
+            ends.append(max(behind))
+        optimal = np.interp(ratio, left, bounds)
+        assert ends[0] == pytest.approx(optimal, rel=0.1)
+        assert ends[1] < 0.7 * optimal
 
 
 def _policies(mdp: MDP) -> PolicyArray:

@@ -9,7 +9,7 @@ Three questions, each a model in a sentence and a kernel beside its formula (`ke
    spread: the data say how likely each spread is, for the transitions and rewards of every state and action, and what
    law these spreads have over the problem (`compare_steps`).
 3. What is a row? Its own estimate and, as a prior, what the other steps say, each as far as its error allows
-   (`shrink_transitions`, `shrink_rewards`).
+   (`shrink_transitions`, `shrink_rewards`); without noise by a Dirichlet law that is learned (`kernels/dirichlet.py`).
 """
 
 from __future__ import annotations
@@ -104,8 +104,15 @@ class Posterior:
         self.doubt: FloatArray = np.ones_like(self.prior)
         self._raw = np.zeros_like(self.prior)
         self._uncertainty = np.full(rows, 0.05)
+        self._error, self._reward_error = np.ones((2, *rows))
         self._raw_rewards, self.reward_sampling, self.reward_noise = np.zeros((3, *rows))
         self._fit()
+
+    @property
+    def _exact(self) -> bool:
+        """Whether there are counts, all of them without noise."""
+        noises = self._kept["noises"].values
+        return len(noises) > 0 and not noises.any()
 
     @property
     def alike(self) -> float:
@@ -125,14 +132,19 @@ class Posterior:
         alike = self.alike
         told = 1.0 / (TYPICAL * self.reward_sampling + 2.0 * self.reward_noise)  # two counters make a reward
         told[:-1] = (told[:-1] + 1.0 / (TYPICAL * self.sampling[:-1] + self.noise[:-1])) / 2.0
-        told[:-1] += alike * (1.0 / self.spread[:-1] - 1.0 / LARGEST_SPREAD) / TYPICAL
+        if self._exact:
+            known = 1.0 / self._reward_error - 1.0
+            known[:-1] = (known[:-1] + 1.0 / self._error[:-1] - 1.0) / 2.0
+            told += alike * (known / TYPICAL - told)
+        else:
+            told[:-1] += alike * (1.0 / self.spread[:-1] - 1.0 / LARGEST_SPREAD) / TYPICAL
         return Rows(
             *self._rows,
             self.probabilities,
             self.prior,
             self.doubt,
             self.spread,
-            self.sampling,
+            self._error if self._exact else self.sampling,
             self.noise,
             self.rewards,
             self.reward_variances,
@@ -141,6 +153,7 @@ class Posterior:
             self.visits,
             told,
             alike,
+            self._exact,
         )
 
     def add(self, release: Release) -> None:
@@ -175,6 +188,7 @@ class Posterior:
         return played
 
     def _fit(self) -> None:
+        from shufflerl.kernels.dirichlet import count_rewards, count_transitions
         from shufflerl.kernels.pooling import Batches, pool
         from shufflerl.kernels.posterior import compare_steps, shrink_rewards, shrink_transitions
 
@@ -212,7 +226,15 @@ class Posterior:
             self._uncertainty,
             self.doubt,
         )
-        shrink_rewards(*rewards, self.reward_differences, self.rewards, self.reward_variances)
+        if self._exact:
+            count_transitions(
+                rows[0], self._raw, self.sampling, self.prior, self.spread, self.probabilities, self._error
+            )
+            count_rewards(
+                *rewards[:2], self.reward_differences, self.rewards, self.reward_variances, self._reward_error
+            )
+        else:
+            shrink_rewards(*rewards, self.reward_differences, self.rewards, self.reward_variances)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         """The batches taken in, and where the last pass over them began: repeating that pass gives all the rest."""

@@ -10,12 +10,15 @@ import numpy as np
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
 from shufflerl.kernels.optimism import Rows, beyond, information
+from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import PolicyArray
 
 #: How many users a look has is searched for in steps of this factor.
 FINER = 1.5
 #: Nothing further behind than this many errors is looked at.
 _FAR_BEHIND = 8.0
+#: A try without noise has this part of the visits that are known of a row, or so few, at most.
+_PART, _FEWEST = 0.5, 2.0
 #: States that are reached more rarely are not looked at.
 HARDLY = 1e-9
 #: At the end of a detour errors are taken for so much of what other looks take them for.
@@ -43,8 +46,14 @@ class Rivals(NamedTuple):
 
 @compiled
 def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, price: float, bold: float) -> float:
-    """What trying a row gains for those who come later, if each of those who come now pays so much for it."""
+    """What trying a row gains for those who come later, if each of those who come now pays so much for it.
+
+    Without noise small tries tell as much by visit as large ones, and the next batch can go on: none is to have more
+    than a part of the visits that are known.
+    """
     had = rivals.promised[h, x, a]
+    if rivals.noisy == 0.0 and now > max(_FEWEST, _PART * TYPICAL * rivals.known[h, x, a]):
+        return 0.0
     tells = max(0.0, information(now + had, rivals.noisy) - information(had, rivals.noisy))  # not -0 by rounding
     moves = bold * rivals.error[h, x, a] * math.sqrt(tells / (tells + rivals.known[h, x, a]))
     most = rivals.behind[h, x, a] + rivals.room[h, x]

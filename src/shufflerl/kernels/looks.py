@@ -21,17 +21,17 @@ from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import PolicyArray
 
 #: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
-#: and the more they cost, a trade of mean regret for its tail.
-_BOLD = 0.9
+#: and the more they cost, a trade of mean regret for its tail. Without noise looks are small (see `gain_of`) and go on
+#: from batch to batch while they seem worth it: with so bold errors they end where optimal stopping would.
+_BOLD, _BOLD_UNNOISY = 0.9, 1.8
 #: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
-_FEW = 15.0
+#: Without noise only that of rewards, whose law is skewed: what is stated of exact counts is right otherwise.
+_FEW, _FEW_UNNOISY = 15.0, 5.0
 #: Looks of a batch at most; the smallest, in parts of the smallest try.
 _LOOKS, _SMALL = 4, 0.5
 #: Users of all looks of a batch, and how many more there are at most: as many of these as optimism would send along the
 #: best policy anyhow.
 _SHARE, _MORE = 0.12, 0.3
-#: Without noise one more, of a whole path: as optimistic as this, for this share of the users.
-_FAR, _FAR_SHARE = 1.0, 0.1
 #: Bonuses of the plans that all other users play are this much of a standard error times z. Less than one, since
 #: values add up over a path of rows that are all taken at their best, which no run of luck would do.
 _OPTIMISM = 0.5
@@ -97,23 +97,18 @@ def plan_batch(
         if looking and c < _LOOKS and not last:
             sizes = (_SMALL * smallest, min(most_looking - given, rest - smallest))
             look = plan_look(rows, best, promised, start, sizes, left, noisy, policy)
-        far = 0.0
-        if looking and look == 0.0 and not last:
-            looking = False
-            far = _FAR_SHARE * users if noisy == 0.0 and _FAR_SHARE * users >= smallest else 0.0
-        if c == 0 and look == far == 0.0:
+        looking = look > 0.0
+        if c == 0 and not looking:
             policy[:] = plan
-        elif look == 0.0:
-            optimism = _FAR if far > 0.0 else _OPTIMISM
-            by = smallest if far > 0.0 else max(smallest, users)
-            optimistic_policy(rows, promised, optimism, by, 0.0 if last else left, noisy, lots[c], policy, further)
+        elif not looking:
+            to_come = 0.0 if last else left
+            by = max(smallest, users)
+            optimistic_policy(rows, promised, _OPTIMISM, by, to_come, noisy, lots[c], policy, further)
         _follow(rows, start, policy, reached)
         worth = _doubling(rows, promised, smallest, noisy, policy, reached)
         share = rest if last else min(max(1.0, np.rint(worth)), rest)
-        if look > 0.0:
+        if looking:
             share = np.rint(look)
-        elif far > 0.0:
-            share = min(share, np.rint(far))
         elif rest - share < smallest / 2.0:
             share = rest
         shares[c] = share
@@ -272,13 +267,17 @@ def _count_promises(
 ) -> tuple[FloatArray, FloatArray]:
     """Errors as bold as looks take them, and what is known of rows: both with what is promised already."""
     error = np.empty_like(variance)
+    bold, few, skewed = _BOLD, _FEW, variance
+    if noisy == 0.0:
+        bold, few, skewed = _BOLD_UNNOISY, _FEW_UNNOISY, rows.reward_variances
     known = rows.told + 1.0 / TYPICAL
     for h in range(variance.shape[0]):
         for x in range(variance.shape[1]):
             for a in range(variance.shape[2]):
-                few = 1.0 + _FEW / (_FEW + TYPICAL * rows.told[h, x, a])
+                more = skewed[h, x, a] * few / (few + TYPICAL * rows.told[h, x, a])
                 had = information(promised[h, x, a], noisy)
-                error[h, x, a] = _BOLD * math.sqrt(variance[h, x, a] * few * known[h, x, a] / (known[h, x, a] + had))
+                left = known[h, x, a] / (known[h, x, a] + had)
+                error[h, x, a] = bold * math.sqrt((variance[h, x, a] + more) * left)
                 known[h, x, a] += had
     return error, known
 

@@ -23,7 +23,8 @@ class Rows(NamedTuple):
     Transitions are flat: those of row i are from row_starts[i] on. `told` is what is known of a row, one over a
     variance: that of a counter pooled from its own data, noise and chance of p(1-p) = TYPICAL together, the mean of
     that for transitions and for rewards; and before the last step, as far as steps are `alike`, that of the prior
-    which the other steps make.
+    which the other steps make. Where all counts are `exact`, `sampling` is all there is to a row's error (see
+    `mean_and_error`).
     """
 
     row_starts: IntArray
@@ -41,6 +42,7 @@ class Rows(NamedTuple):
     visits: FloatArray
     told: FloatArray
     alike: float
+    exact: bool
 
 
 @compiled
@@ -91,7 +93,7 @@ def worth_trying(users: float, left: float) -> float:
 def mean_and_error(
     values: FloatArray, rows: Rows, h: int, x: int, a: int, unsure: FloatArray | None = None
 ) -> tuple[float, float]:
-    """E V over a row's next states and the variance of its error; see `optimistic_policy`.
+    """E V over a row's next states and the variance of its error: see `optimistic_policy`, or A Var V of exact counts.
 
     Where the values themselves are `unsure`, by such variances, the error is that of what they may turn out to be.
     """
@@ -115,6 +117,8 @@ def mean_and_error(
         noisy += rows.doubt[t] * apart
     width = last - first
     chance = max(0.0, square - expected * expected)
+    if rows.exact:
+        return expected, sampling * chance
     prior_chance = max(0.0, prior_square - prior_expected * prior_expected)
     data = sampling * (chance + min(1.0, sampling) * reach / width) + noise * noisy
     before = spread * max(prior_chance, 0.1 * reach / width)

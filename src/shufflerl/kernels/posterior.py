@@ -1,4 +1,7 @@
-"""From pooled rows (`kernels/pooling.py`) to a posterior of every row, by shrinkage that is learned from the data."""
+"""From pooled rows (`kernels/pooling.py`) to a posterior of every row, by shrinkage that is learned from the data.
+
+For rows that were counted without noise see `kernels/dirichlet.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from shufflerl.kernels import compiled
 from shufflerl.kernels.pooling import TYPICAL
 
 #: What p(1-p) is at least taken for in the variance of an estimate, and in that of a difference between steps.
-_LEAST_CHANCE = 0.02
+LEAST_CHANCE = 0.02
 _LEAST_DIFFERENCE = 0.005
 #: Differences between steps that are weighed against each other: a row is drawn at every step from a Dirichlet law of
 #: this concentration around the steps' mean, so that a cell varies by p(1-p) t with t = 1 / (concentration + 1). The
@@ -31,7 +34,7 @@ LARGEST_SPREAD = 1.0 / 1.5
 #: However far below zero a cell was counted, this much of its noise is left.
 _LEAST_DOUBT = 0.1
 #: Prior of a reward that no other step tells of: mean 1/2, of this variance.
-_REWARD_VARIANCE = 0.2
+REWARD_VARIANCE = 0.2
 #: Visits that are thought of beside those that were counted, paid as the prior says, where the chance of an estimate is
 #: reckoned: who was paid nothing eight times is not sure to be paid nothing.
 _BESIDE = 2.0
@@ -51,7 +54,7 @@ def _add_likelihoods(estimates: FloatArray, errors: FloatArray, noises: FloatArr
         top += w * estimates[k]
         bottom += w
     p = min(1.0, max(0.0, top / bottom))
-    chance = max(p * (1.0 - p), _LEAST_CHANCE)
+    chance = max(p * (1.0 - p), LEAST_CHANCE)
     difference = max(p * (1.0 - p), _LEAST_DIFFERENCE)
     for g in range(len(CONCENTRATIONS)):
         t = 1.0 / (CONCENTRATIONS[g] + 1.0)
@@ -256,6 +259,36 @@ def shrink_transitions(
 
 
 @compiled
+def prior_rewards(
+    raw: FloatArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+    differences: FloatArray,
+    usual: float,
+    prior: FloatArray,
+    variances: FloatArray,
+) -> None:
+    """Write each mean reward's prior from the other steps, and from what is `usual`, and its variance."""
+    horizon, states, actions = raw.shape
+    before = 1.0 / REWARD_VARIANCE
+    for x in range(states):
+        for a in range(actions):
+            top = usual * before
+            bottom = before
+            for h in range(horizon):
+                w = 1.0 / (TYPICAL * sampling[h, x, a] + noise[h, x, a] + TYPICAL * differences[x, a])
+                top += w * raw[h, x, a]
+                bottom += w
+            for h in range(horizon):
+                w = 1.0 / (TYPICAL * sampling[h, x, a] + noise[h, x, a] + TYPICAL * differences[x, a])
+                told = max(bottom - w, before)
+                mean = min(1.0, max(0.0, (top - w * raw[h, x, a]) / told))
+                chance = max(mean * (1.0 - mean), LEAST_CHANCE)
+                prior[h, x, a] = mean
+                variances[h, x, a] = min(REWARD_VARIANCE, 1.0 / told + differences[x, a] * chance)
+
+
+@compiled
 def shrink_rewards(
     raw: FloatArray,
     sampling: FloatArray,
@@ -265,22 +298,12 @@ def shrink_rewards(
     variances: FloatArray,
 ) -> None:
     """Each mean reward's prior from the other steps, then its posterior mean and variance, as for transitions."""
-    horizon, states, actions = raw.shape
-    before = 1.0 / _REWARD_VARIANCE
-    for x in range(states):
-        for a in range(actions):
-            top = 0.5 * before
-            bottom = before
-            for h in range(horizon):
-                w = 1.0 / (TYPICAL * sampling[h, x, a] + noise[h, x, a] + TYPICAL * differences[x, a])
-                top += w * raw[h, x, a]
-                bottom += w
-            for h in range(horizon):
-                w = 1.0 / (TYPICAL * sampling[h, x, a] + noise[h, x, a] + TYPICAL * differences[x, a])
-                told = max(bottom - w, before)
-                prior = min(1.0, max(0.0, (top - w * raw[h, x, a]) / told))
-                chance = max(prior * (1.0 - prior), _LEAST_CHANCE)
-                prior_variance = min(_REWARD_VARIANCE, 1.0 / told + differences[x, a] * chance)
+    priors, prior_variances = np.empty_like(raw), np.empty_like(raw)
+    prior_rewards(raw, sampling, noise, differences, 0.5, priors, prior_variances)
+    for h in range(raw.shape[0]):
+        for x in range(raw.shape[1]):
+            for a in range(raw.shape[2]):
+                prior, prior_variance = priors[h, x, a], prior_variances[h, x, a]
                 own = min(1.0, max(0.0, raw[h, x, a]))
                 visited = 1.0 / (sampling[h, x, a] + noise[h, x, a] / TYPICAL)
                 p = (visited * own + _BESIDE * prior) / (visited + _BESIDE)

@@ -38,8 +38,8 @@ from shufflerl.seeding import Seed
 _DEVIATIONS, _LEAST, _ROOM, _TRY = 9.0, 8.0, 20.0, 8.0 / 9.0
 #: The interval shown around the estimated value is so many standard errors to either side.
 _SHOWN = 2.0
-#: Users of the first batch, and of the second and the smallest try without noise, unless more are asked for.
-_FIRST = 4
+#: Users of the first batch unless more are asked for, and of the second and the smallest try without noise.
+_FIRST, _FEWEST = 4, 2
 
 
 class Optimistic(Learner):
@@ -90,7 +90,7 @@ class Optimistic(Learner):
             float(self.episodes_left - users),
             self.noise,
             self.noise_each,
-            max(float(_FIRST), _TRY * heard(problem.episodes, math.sqrt(self.noise))),
+            max(float(_FEWEST), _TRY * heard(problem.episodes, math.sqrt(self.noise))),
             self.rng.random((MOST, *posterior.visits.shape)),
             policies,
             shares,
@@ -160,14 +160,14 @@ def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:
 def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntArray:
     """Sizes of all batches after the first, which add up to the episodes left.
 
-    They grow geometrically from what is `heard` (and 4 users), as many as there is room for, up to `batches` or
+    They grow geometrically from what is `heard` (and 2 users), as many as there is room for, up to `batches` or
     without noise twice as many. None has fewer than `least` users, if there are as many: what batches have beyond that
     is scaled to add up.
 
     >>> schedule(1000, 20.0, 39)
     array([160, 163, 165, 168, 171, 173])
     """
-    smallest = max(float(_FIRST), heard(episodes, noise), float(least))
+    smallest = max(float(_FEWEST), heard(episodes, noise), float(least))
     count = max(1, min(batches if noise else _unnoisy(batches), int(episodes / smallest)))
     sizes = smallest * _growth(episodes / smallest, count) ** np.arange(count)
     least = least if least * len(sizes) < episodes else 0

@@ -1,0 +1,155 @@
+"""Posteriors of rows that were counted without noise.
+
+A row is drawn around its prior by a Dirichlet law of concentration s: small where a row mostly leads to one state,
+large where rows resemble their prior. Of n visits in shares q that leaves a Dirichlet law around
+p = (n q + s prior) / (n + s), of concentration n + s: E V has the variance Var_p V / (n + s + 1). Every row's counts
+say how likely each s is, and all rows together what law s has over the problem. Rewards are rows of two outcomes, paid
+and not, drawn around what the problem pays on average.
+
+So where every row so far always led to one state, a few visits of one more tell nearly all of it; where rewards
+differ, not having been paid a few times tells little.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from shufflerl.checks import FloatArray, IntArray
+from shufflerl.kernels import compiled
+from shufflerl.kernels.posterior import LARGEST_SPREAD, LEAST_CHANCE, REWARD_VARIANCE, prior_rewards
+
+#: Concentrations that are weighed against each other; all are as likely before any data, with the weight of one row.
+CONCENTRATIONS = np.array([0.02, 0.1, 0.5, 2.0, 8.0])
+_EM_STEPS = 20
+#: A row that fewer have visited says nothing about s.
+_LEAST_VISITS = 2.0
+
+
+@compiled
+def log_likelihoods(counts: FloatArray, prior: FloatArray, out: FloatArray) -> None:
+    """Write how likely such counts of a row are by each concentration, but for a factor that is the same for all."""
+    total = counts.sum()
+    for g in range(len(CONCENTRATIONS)):
+        s = CONCENTRATIONS[g]
+        out[g] = math.lgamma(s) - math.lgamma(total + s)
+        for j in range(len(counts)):
+            if counts[j] > 0.5:
+                out[g] += math.lgamma(counts[j] + s * prior[j]) - math.lgamma(s * prior[j])
+
+
+@compiled
+def learn_law(likelihoods: FloatArray) -> FloatArray:
+    """The law of s over all rows by EM, given `likelihoods[i, g]` of row i, which become what is likely of its s."""
+    rows, grid = likelihoods.shape
+    law = np.full(grid, 1.0 / grid)
+    for i in range(rows):
+        top = likelihoods[i].max()
+        for g in range(grid):
+            likelihoods[i, g] = math.exp(likelihoods[i, g] - top)
+    for _ in range(_EM_STEPS):
+        seen = np.full(grid, 1.0 / grid)
+        for i in range(rows):
+            total = 0.0
+            for g in range(grid):
+                total += law[g] * likelihoods[i, g]
+            for g in range(grid):
+                seen[g] += law[g] * likelihoods[i, g] / total
+        law = seen / (1.0 + rows)
+    for i in range(rows):
+        total = 0.0
+        for g in range(grid):
+            likelihoods[i, g] *= law[g]
+            total += likelihoods[i, g]
+        for g in range(grid):
+            likelihoods[i, g] /= total
+    return law
+
+
+@compiled
+def shrinkage(law: FloatArray, least: float, visits: float) -> tuple[float, float]:
+    """Means of s / (n + s) and 1 / (n + s + 1) over a law of s, where s is no less than other steps make it."""
+    towards = left = 0.0
+    for g in range(len(law)):
+        s = max(CONCENTRATIONS[g], least)
+        towards += law[g] * s / (visits + s)
+        left += law[g] / (visits + s + 1.0)
+    return towards, left
+
+
+@compiled
+def count_transitions(
+    row_starts: IntArray,
+    raw: FloatArray,
+    sampling: FloatArray,
+    prior: FloatArray,
+    spread: FloatArray,
+    probabilities: FloatArray,
+    error: FloatArray,
+) -> None:
+    """Write every row's posterior mean, and the `error` of it: E V has the variance error Var V.
+
+    `prior` is what other steps say, of concentration 1 / spread - 1 where they say anything.
+    """
+    visits = 1.0 / sampling.ravel()
+    spreads, errors = spread.ravel(), error.ravel()
+    rows = len(row_starts) - 1
+    which = np.full(rows, -1)
+    known = 0
+    for i in range(rows):
+        if visits[i] >= _LEAST_VISITS and row_starts[i + 1] - row_starts[i] > 1:
+            which[i] = known
+            known += 1
+    likely = np.zeros((known, len(CONCENTRATIONS)))
+    for i in range(rows):
+        if which[i] >= 0:
+            width = row_starts[i + 1] - row_starts[i]
+            counts = visits[i] * raw[row_starts[i] : row_starts[i + 1]]
+            log_likelihoods(counts, np.full(width, 1.0 / width), likely[which[i]])
+    law = learn_law(likely)
+    for i in range(rows):
+        others = 1.0 / spreads[i] - 1.0 if spreads[i] < LARGEST_SPREAD else 0.0
+        towards, errors[i] = shrinkage(likely[which[i]] if which[i] >= 0 else law, others, visits[i])
+        for t in range(row_starts[i], row_starts[i + 1]):
+            probabilities[t] = raw[t] + towards * (prior[t] - raw[t])
+
+
+@compiled
+def count_rewards(
+    raw: FloatArray,
+    sampling: FloatArray,
+    differences: FloatArray,
+    rewards: FloatArray,
+    variances: FloatArray,
+    error: FloatArray,
+) -> None:
+    """Write every reward's posterior mean p and its variance, `error` p (1 - p)."""
+    visits, paid = (1.0 / sampling).ravel(), raw.ravel()
+    means, spreads, errors = rewards.ravel(), variances.ravel(), error.ravel()
+    which = np.full(len(paid), -1)
+    known = 0
+    seen, total = 1.0, 0.5
+    for i in range(len(paid)):
+        if visits[i] >= 1.0:
+            seen += 1.0
+            total += paid[i]
+        if visits[i] >= _LEAST_VISITS:
+            which[i] = known
+            known += 1
+    usual = total / seen
+    likely = np.zeros((known, len(CONCENTRATIONS)))
+    for i in range(len(paid)):
+        if which[i] >= 0:
+            counts = visits[i] * np.array([paid[i], 1.0 - paid[i]])
+            log_likelihoods(counts, np.array([usual, 1.0 - usual]), likely[which[i]])
+    law = learn_law(likely)
+    priors, prior_variances = np.empty_like(raw), np.empty_like(raw)
+    prior_rewards(raw, sampling, np.zeros_like(raw), differences, usual, priors, prior_variances)
+    prior, prior_variance = priors.ravel(), prior_variances.ravel()
+    for i in range(len(paid)):
+        chance = max(prior[i] * (1.0 - prior[i]), LEAST_CHANCE)
+        others = max(0.0, chance / prior_variance[i] - 1.0) if prior_variance[i] < REWARD_VARIANCE else 0.0
+        towards, errors[i] = shrinkage(likely[which[i]] if which[i] >= 0 else law, others, visits[i])
+        means[i] = paid[i] + towards * (prior[i] - paid[i])
+        spreads[i] = errors[i] * means[i] * (1.0 - means[i])
