@@ -92,11 +92,11 @@ def pool(
         last = batches.first_row[b]
         for h in range(horizon):
             first = last
-            trusted = s2 == 0.0 or (h == 0 and not start_known)
+            trusted = h == 0 and not start_known
             last, total = _correct_step(batches, b, h, first, trusted, here, here_variance, actions, expected)
             scale = users / total if total > 0 and s2 > 0 else 1.0
-            then = np.zeros_like(here)
-            then_variance = np.zeros_like(here)
+            then = np.zeros_like(here) if s2 > 0.0 else here
+            then_variance = np.zeros_like(here) if s2 > 0.0 else here_variance
             for k in range(first, last):
                 i = batches.rows[k]
                 x, a = divmod(i - h * states * actions, actions)
@@ -118,7 +118,7 @@ def pool(
                     for t in range(row_starts[i], row_starts[i + 1]):
                         raw[t] += w * batches.cells[cell]
                         cell += 1
-                    if s2 > 0.0:  # without noise nothing has to be expected
+                    if s2 > 0.0:
                         p = probabilities[row_starts[i] : row_starts[i + 1]]
                         after = successors[row_starts[i] : row_starts[i + 1]]
                         for c in range(len(policies)):
@@ -152,7 +152,10 @@ def _correct_step(
     while k < batches.first_row[b + 1] and batches.rows[k] < (h + 1) * size:
         x, a = divmod(batches.rows[k] - h * size, actions)
         counted = batches.counted[k], batches.counted_variance[k]
-        expected[k - first] = _correct(policies[:, h, x], a, here[:, x], variance[:, x], counted, trusted)
+        if batches.noises[b] == 0.0:  # nothing has to be expected
+            expected[k - first] = counted[0]
+        else:
+            expected[k - first] = _correct(policies[:, h, x], a, here[:, x], variance[:, x], counted, trusted)
         total += expected[k - first]
         k += 1
     return k, total

@@ -79,6 +79,7 @@ class Optimistic(Learner):
         from shufflerl.kernels.looks import MOST, plan_batch
 
         users = int(self.sizes[self.batches_observed])
+        fewest = _FEWEST if self.batches_observed else _FIRST  # nobody knows yet how strong noise is
         posterior, problem = self.posterior, self.problem
         policies: PolicyArray = np.empty((MOST, problem.horizon, problem.n_states), dtype=np.int32)
         shares = np.empty(MOST)
@@ -90,7 +91,7 @@ class Optimistic(Learner):
             float(self.episodes_left - users),
             self.noise,
             self.noise_each,
-            max(float(_FEWEST), _TRY * heard(problem.episodes, math.sqrt(self.noise))),
+            max(float(fewest), _TRY * heard(problem.episodes, math.sqrt(self.noise))),
             self.rng.random((MOST, *posterior.visits.shape)),
             policies,
             shares,
