@@ -150,6 +150,29 @@ def test_a_few_visits_tell_more_where_every_row_is_certain() -> None:
     assert errors[0] < 0.1 * errors[1]
 
 
+def test_every_row_is_as_certain_as_its_own_counts_say() -> None:
+    """Certain and mixed rows of ten visits each: the mixed are drawn to their prior by a concentration of 8."""
+    raw = np.tile([[1.0, 0.0, 0.0, 0.0], [0.4, 0.3, 0.2, 0.1]], (10, 1))
+    probabilities, error = np.empty(80), np.empty((21, 1, 1))
+    spread, prior = np.full((21, 1, 1), LARGEST_SPREAD), np.full(80, 0.25)
+    count_transitions(np.arange(0, 81, 4), raw.ravel(), np.full((21, 1, 1), 0.1), prior, spread, probabilities, error)
+    certain, mixed = probabilities.reshape(-1, 4)[:2]
+    assert error[0, 0, 0] > error[1, 0, 0]
+    assert certain[0] > 0.99
+    assert mixed[3] == pytest.approx((10 * 0.1 + 8 * 0.25) / 18, abs=0.01)
+
+
+def test_transitions_of_other_steps_count_as_visits() -> None:
+    """A row that one visit told follows a prior of concentration 99 that other steps made, and knows how sure it is."""
+    raw, prior = np.array([1.0, 0.0, 0.0, 1.0]), np.array([0.3, 0.7, 0.3, 0.7])
+    probabilities, error = np.empty(4), np.empty((3, 1, 1))
+    spread = np.array([0.01, LARGEST_SPREAD, 1.0]).reshape(3, 1, 1)
+    count_transitions(np.array([0, 2, 4]), raw, np.ones((3, 1, 1)), prior, spread, probabilities, error)
+    np.testing.assert_allclose(probabilities[:2], [0.307, 0.693], atol=1e-9)
+    assert error[0, 0, 0] == pytest.approx(1 / 101)
+    assert error[1, 0, 0] > 0.1
+
+
 def test_rewards_that_nobody_was_paid_are_expected_where_nobody_has_been() -> None:
     """Eleven of twelve known rewards are nothing: one that nobody knows is thought to be a twelfth, not a half."""
     raw, sampling = np.zeros((1, 1, 13)), np.full((1, 1, 13), 0.1)

@@ -14,7 +14,7 @@ from shufflerl import planning
 from shufflerl.checks import FloatArray
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.kernels.detours import Rivals, gain_of, go_to, promising
-from shufflerl.kernels.looks import MOST, _faithful, find_best, plan_batch, plan_look
+from shufflerl.kernels.looks import _BOLD_UNNOISY, MOST, _count_promises, _faithful, find_best, plan_batch, plan_look
 from shufflerl.kernels.optimism import Rows
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import MDP, PolicyArray
@@ -101,7 +101,7 @@ def _optimal_stopping(most: float) -> tuple[FloatArray, FloatArray]:
 
 
 def test_looks_without_noise_end_where_optimal_stopping_would() -> None:
-    """Tries of half of the visits that are known, by 1.8 times its error, for 10 to 30,000 users to each of these.
+    """Tries of half of the visits that are known, errors as bold as looks take them, 10 to 30,000 users to a visit.
 
     Within a tenth, where what one try alone can gain would end them at 0.6 of that.
     """
@@ -109,7 +109,7 @@ def test_looks_without_noise_end_where_optimal_stopping_would() -> None:
     for ratio in (10.0, 100.0, 1000.0, 30_000.0):
         error, known = np.full((1, 1, 1), 0.5 / np.sqrt(200.0)), np.full((1, 1, 1), 200.0 / TYPICAL)
         ends = []
-        for bold in (1.8, 1.0):
+        for bold in (_BOLD_UNNOISY, 1.0):
             behind = [
                 z
                 for z in np.arange(0.05, 6.0, 0.01)
@@ -127,6 +127,25 @@ def test_looks_without_noise_end_where_optimal_stopping_would() -> None:
         optimal = np.interp(ratio, left, bounds)
         assert ends[0] == pytest.approx(optimal, rel=0.1)
         assert ends[1] < 0.7 * optimal
+
+
+def test_what_few_visits_of_a_reward_leave_open_without_noise() -> None:
+    """Only the reward's variance counts double; where steps are alike, one that nobody was paid may be much higher.
+
+    Three of three visits unpaid leave a beta law of 1 and 4, say: its upper end of 0.0004 is at 0.86, where the normal
+    of its mean 0.2 and deviation 0.16 has it at 0.75.
+    """
+    mdp = random_mdp(3, 2, 2, 2)
+    told = np.full((2, 2, 2), 3.0 / TYPICAL)
+    rewards, open_ = np.full((2, 2, 2), 0.2), np.full((2, 2, 2), 0.16**2)
+    rows = _estimated(mdp)._replace(rewards=rewards, reward_variances=open_, told=told, alike=0.0, exact=True)
+    variance = open_ + 0.01
+    error, _ = _count_promises(rows, variance, np.zeros((2, 2, 2)), 0.0)
+    np.testing.assert_allclose(error, _BOLD_UNNOISY * np.sqrt(variance + open_ * 5 / 8))
+    error, _ = _count_promises(rows._replace(alike=1.0), variance, np.zeros((2, 2, 2)), 0.0)
+    np.testing.assert_allclose(error, _BOLD_UNNOISY * np.sqrt(0.01 + (0.16 + 0.6 / 4) ** 2))
+    quantile = stats.beta(1, 4).ppf(stats.norm.cdf(3.4))
+    assert (quantile - 0.2) / 3.4 == pytest.approx(0.16 + 0.6 / 4, rel=0.4)
 
 
 def _policies(mdp: MDP) -> PolicyArray:

@@ -3,8 +3,9 @@
 A row is drawn around its prior by a Dirichlet law of concentration s: small where a row mostly leads to one state,
 large where rows resemble their prior. Of n visits in shares q that leaves a Dirichlet law around
 p = (n q + s prior) / (n + s), of concentration n + s: E V has the variance Var_p V / (n + s + 1). Every row's counts
-say how likely each s is, and all rows together what law s has over the problem. Rewards are rows of two outcomes, paid
-and not, drawn around what the problem pays on average.
+say how likely each s is around a uniform prior, and all rows together what law s has over the problem; where other
+steps make the prior, s is no less than what they tell. Rewards are rows of two outcomes, paid and not, drawn around
+what the problem pays on average.
 
 So where every row so far always led to one state, a few visits of one more tell nearly all of it; where rewards
 differ, not having been paid a few times tells little.
@@ -88,7 +89,7 @@ def count_transitions(
     probabilities: FloatArray,
     error: FloatArray,
 ) -> None:
-    """Write every row's posterior mean, and the `error` of it: E V has the variance error Var V.
+    """Write every row's posterior mean, and the `error` of it: E V has nearly the variance error Var V.
 
     `prior` is what other steps say, of concentration 1 / spread - 1 where they say anything.
     """

@@ -27,6 +27,9 @@ _BOLD, _BOLD_UNNOISY = 0.9, 1.8
 #: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
 #: Without noise only that of rewards, whose law is skewed: what is stated of exact counts is right otherwise.
 _FEW, _FEW_UNNOISY = 15.0, 5.0
+#: Or a reward p that n visits tell may be this many times (1 - 2 p) / (n + 1) higher than its deviation says: the skew
+#: of a beta law where it ends (Cornish & Fisher's expansion at 3.4 deviations).
+_SKEW = 1.0
 #: Looks of a batch at most; the smallest, in parts of the smallest try.
 _LOOKS, _SMALL = 4, 0.5
 #: Users of all looks of a batch, and how many more there are at most: as many of these as optimism would send along the
@@ -267,19 +270,31 @@ def _count_promises(
 ) -> tuple[FloatArray, FloatArray]:
     """Errors as bold as looks take them, and what is known of rows: both with what is promised already."""
     error = np.empty_like(variance)
-    bold, few, skewed = _BOLD, _FEW, variance
-    if noisy == 0.0:
-        bold, few, skewed = _BOLD_UNNOISY, _FEW_UNNOISY, rows.reward_variances
     known = rows.told + 1.0 / TYPICAL
     for h in range(variance.shape[0]):
         for x in range(variance.shape[1]):
             for a in range(variance.shape[2]):
-                more = skewed[h, x, a] * few / (few + TYPICAL * rows.told[h, x, a])
                 had = information(promised[h, x, a], noisy)
-                left = known[h, x, a] / (known[h, x, a] + had)
-                error[h, x, a] = bold * math.sqrt((variance[h, x, a] + more) * left)
+                if noisy == 0.0:
+                    bold, doubtful = _BOLD_UNNOISY, variance[h, x, a] + _doubtful_reward(rows, h, x, a)
+                else:
+                    few = 1.0 + _FEW / (_FEW + TYPICAL * rows.told[h, x, a])
+                    bold, doubtful = _BOLD, variance[h, x, a] * few
+                error[h, x, a] = bold * math.sqrt(doubtful * known[h, x, a] / (known[h, x, a] + had))
                 known[h, x, a] += had
     return error, known
+
+
+@compiled
+def _doubtful_reward(rows: Rows, h: int, x: int, a: int) -> float:
+    """What the variance of a reward lacks that was counted without noise.
+
+    The skew counts as far as steps are alike: there one bad verdict holds at all of them.
+    """
+    visits, variance = TYPICAL * rows.told[h, x, a], rows.reward_variances[h, x, a]
+    higher = _SKEW * rows.alike * max(0.0, 1.0 - 2.0 * rows.rewards[h, x, a]) / (visits + 1.0)
+    skewed = higher * (higher + 2.0 * math.sqrt(variance))
+    return float(max(variance * _FEW_UNNOISY / (_FEW_UNNOISY + visits), skewed))
 
 
 @compiled

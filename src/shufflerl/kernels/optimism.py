@@ -23,8 +23,8 @@ class Rows(NamedTuple):
     Transitions are flat: those of row i are from row_starts[i] on. `told` is what is known of a row, one over a
     variance: that of a counter pooled from its own data, noise and chance of p(1-p) = TYPICAL together, the mean of
     that for transitions and for rewards; and before the last step, as far as steps are `alike`, that of the prior
-    which the other steps make. Where all counts are `exact`, `sampling` is all there is to a row's error (see
-    `mean_and_error`).
+    which the other steps make. Where all counts are `exact`, that prior has the concentration of a Dirichlet law, and
+    `sampling` is all there is to a row's error (see `mean_and_error`).
     """
 
     row_starts: IntArray

@@ -38,7 +38,7 @@ from shufflerl.seeding import Seed
 _DEVIATIONS, _LEAST, _ROOM, _TRY = 9.0, 8.0, 20.0, 8.0 / 9.0
 #: The interval shown around the estimated value is so many standard errors to either side.
 _SHOWN = 2.0
-#: Users of the first batch unless more are asked for, and of the second and the smallest try without noise.
+#: Users of the first batch unless more are asked for, and the fewest of others and of tries; the same without noise.
 _FIRST, _FEWEST = 4, 2
 
 
@@ -79,7 +79,7 @@ class Optimistic(Learner):
         from shufflerl.kernels.looks import MOST, plan_batch
 
         users = int(self.sizes[self.batches_observed])
-        fewest = _FEWEST if self.batches_observed else _FIRST  # nobody knows yet how strong noise is
+        fewest = _FEWEST if self.batches_observed and self.noise == 0.0 else _FIRST
         posterior, problem = self.posterior, self.problem
         policies: PolicyArray = np.empty((MOST, problem.horizon, problem.n_states), dtype=np.int32)
         shares = np.empty(MOST)
@@ -161,14 +161,14 @@ def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:
 def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntArray:
     """Sizes of all batches after the first, which add up to the episodes left.
 
-    They grow geometrically from what is `heard` (and 2 users), as many as there is room for, up to `batches` or
-    without noise twice as many. None has fewer than `least` users, if there are as many: what batches have beyond that
-    is scaled to add up.
+    They grow geometrically from what is `heard` (and 4 users, or 2 without noise), as many as there is room for, up to
+    `batches` or without noise twice as many. None has fewer than `least` users, if there are as many: what batches have
+    beyond that is scaled to add up.
 
     >>> schedule(1000, 20.0, 39)
     array([160, 163, 165, 168, 171, 173])
     """
-    smallest = max(float(_FEWEST), heard(episodes, noise), float(least))
+    smallest = max(float(_FIRST if noise else _FEWEST), heard(episodes, noise), float(least))
     count = max(1, min(batches if noise else _unnoisy(batches), int(episodes / smallest)))
     sizes = smallest * _growth(episodes / smallest, count) ** np.arange(count)
     least = least if least * len(sizes) < episodes else 0
