@@ -153,7 +153,7 @@ def _correct_step(
         x, a = divmod(batches.rows[k] - h * size, actions)
         counted = batches.counted[k], batches.counted_variance[k]
         if batches.noises[b] == 0.0:  # nothing has to be expected
-            expected[k - first] = counted[0]
+            expected[k - first] = max(0.0, counted[0])
         else:
             expected[k - first] = _correct(policies[:, h, x], a, here[:, x], variance[:, x], counted, trusted)
         total += expected[k - first]
