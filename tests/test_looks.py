@@ -145,7 +145,10 @@ def test_what_few_visits_of_a_reward_leave_open_without_noise() -> None:
     error, _ = _count_promises(rows._replace(alike=1.0), variance, np.zeros((2, 2, 2)), 0.0)
     np.testing.assert_allclose(error, _BOLD_UNNOISY * np.sqrt(0.01 + (0.16 + 0.6 / 4) ** 2))
     quantile = stats.beta(1, 4).ppf(stats.norm.cdf(3.4))
-    assert (quantile - 0.2) / 3.4 == pytest.approx(0.16 + 0.6 / 4, rel=0.4)
+    assert 0.16 < (quantile - 0.2) / 3.4 < 0.16 + 0.6 / 4
+    many = stats.beta(1, 400)
+    told = (many.ppf(stats.norm.cdf(3.4)) - many.mean()) / 3.4
+    assert told == pytest.approx(many.std() + 1 / 400, rel=0.1)
 
 
 def _policies(mdp: MDP) -> PolicyArray:

@@ -28,7 +28,7 @@ _BOLD, _BOLD_UNNOISY = 0.9, 1.8
 #: Without noise only that of rewards, whose law is skewed: what is stated of exact counts is right otherwise.
 _FEW, _FEW_UNNOISY = 15.0, 5.0
 #: Or a reward p that n visits tell may be this many times (1 - 2 p) / (n + 1) higher than its deviation says: the skew
-#: of a beta law where it ends (Cornish & Fisher's expansion at 3.4 deviations).
+#: of a beta law where it ends (Cornish & Fisher's expansion at 3.4 deviations), and of few visits more than that.
 _SKEW = 1.0
 #: Looks of a batch at most; the smallest, in parts of the smallest try.
 _LOOKS, _SMALL = 4, 0.5
