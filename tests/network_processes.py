@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from shufflerl.network.crypto import Enrolment, SigningKey
 from shufflerl.network.demo import Role
 from shufflerl.network.reporting import Invitation, check_signatures, play, randomize_episode, seal_report
 from shufflerl.network.wire import BatchStatus, OpenBatch, Outcome, Outcomes, Report, State, Upload, Verdict
+from tests.ports import free_port
 
 MDP = riverswim(np.random.default_rng(0), n_states=2, horizon=2)
 #: The run of most tests: small batches of a tiny problem. With this much epsilon few noise tags are needed.
@@ -47,12 +47,6 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
             return result
         time.sleep(0.02)
     raise AssertionError("it did not happen in time")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Processes:

@@ -15,11 +15,12 @@ from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, PrivacyWarning, StateMismatchError
 from shufflerl.learners.base import Learner
 from shufflerl.network import crypto, wire
-from shufflerl.network.agreement import understand
+from shufflerl.network.agreement import Agreement, understand
 from shufflerl.network.coordinator import Coordinator, Run
 from shufflerl.network.mixing import permuted
 from shufflerl.network.opening import Opener, count
 from shufflerl.network.reporting import Checked, play, randomize_episode, seal_report
+from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget
 from tests.network_world import crash_at
 
@@ -34,24 +35,34 @@ ENV = TabularEnv(MDP)
 
 def answer(coordinator: Coordinator) -> tuple[list[bytes], IntArray]:
     """The release of the pending batch as the shuffler would make it, and the tags in it, counted."""
-    pending = coordinator.pending
-    assert pending is not None
-    meaning = understand(pending[2].payload)
+    meaning = asked(coordinator)
+    reports = [randomize_episode(meaning, play(ENV, meaning)) for _ in range(meaning.batch.users)]
+    return mixed(meaning, reports), np.bincount(np.concatenate(reports), minlength=meaning.protocol.query.size)
+
+
+def seeded_answer(coordinator: Coordinator, users: CountPopulation) -> list[bytes]:
+    """A release of the same law that is the same every time."""
+    meaning = asked(coordinator)
+    counts = users.play(meaning.batch).values
+    counts = counts + users.rng.poisson(meaning.announcement.noise_mean, counts.shape)
+    return mixed(meaning, [np.repeat(np.arange(len(counts)), counts)])
+
+
+def asked(coordinator: Coordinator) -> Agreement:
+    assert coordinator.pending is not None
+    return understand(coordinator.pending[2].payload)
+
+
+def mixed(meaning: Agreement, reports: list[IntArray]) -> list[bytes]:
     key = crypto.new_box_key()
     checked = Checked(meaning, key.public_key().public_bytes_raw())
-    envelopes, sent = [], np.zeros(meaning.protocol.query.size, dtype=np.int64)
-    for _ in range(meaning.batch.users):
-        tags = randomize_episode(meaning, play(ENV, meaning))
-        report = seal_report(checked, tags, bytes(32))
-        envelopes.append(crypto.unseal(key, meaning.envelope_info(report.report_id), report.envelope)[32:])
-        np.add.at(sent, tags, 1)
-    return permuted(b"".join(envelopes)), sent
+    sealed = [seal_report(checked, tags, bytes(32)) for tags in reports]
+    opened = [crypto.unseal(key, meaning.envelope_info(report.report_id), report.envelope) for report in sealed]
+    return permuted(b"".join(envelope[32:] for envelope in opened))
 
 
 def expected(coordinator: Coordinator, sent: IntArray) -> list[float]:
-    pending = coordinator.pending
-    assert pending is not None
-    meaning = understand(pending[2].payload)
+    meaning = asked(coordinator)
     values: list[float] = (sent - meaning.batch.users * float(meaning.protocol.rate)).tolist()
     return values
 
@@ -77,9 +88,10 @@ def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", [RUN, ASKING_LESS], ids=["sdp-pe", "optimistic"])
 def test_the_simulated_learner_takes_the_same_decisions_on_the_same_releases(tmp_path: Path, run: Run) -> None:
+    users = CountPopulation(MDP, 3)
     coordinator = Coordinator(tmp_path, run)
     while coordinator.pending is not None:
-        coordinator.absorb(answer(coordinator)[0])
+        coordinator.absorb(seeded_answer(coordinator, users))
         coordinator.close()
         coordinator = Coordinator(tmp_path, run)  # a restart after every batch changes nothing
     simulated = run.make_learner()
@@ -177,10 +189,7 @@ def test_keys_of_answered_batches_are_gone(tmp_path: Path) -> None:
 def test_tags_that_are_no_tags_are_left_out_and_told(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path, RUN)
     chunks, sent = answer(coordinator)
-    pending = coordinator.pending
-    assert pending is not None
-    meaning = understand(pending[2].payload)
-    values = expected(coordinator, sent)
+    meaning, values = asked(coordinator), expected(coordinator, sent)
     key = crypto.public_box_key(meaning.announcement.tag_key)
     outside = crypto.seal(key, meaning.tag_info, meaning.protocol.query.size.to_bytes(4))
     wrong_batch = crypto.seal(key, meaning.tag_info + b"x", (0).to_bytes(4))

@@ -19,7 +19,8 @@ import yaml
 
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, read
 from shufflerl.network.crypto import SigningKey
-from tests.network_processes import free_port, until
+from tests.network_processes import until
+from tests.ports import free_port
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -102,10 +101,8 @@ if __name__ == "__main__":
 
     def gone() -> bool:
         try:
-            os.kill(worker, 0)
-        except ProcessLookupError:
+            return Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
             return True
-        state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
-        return state == "Z"
 
     until(gone, 20)

@@ -20,7 +20,8 @@ from cryptography.x509 import NameOID
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import broker
 from shufflerl.network.broker import Broker
-from tests.nats_cluster import MISSING, free_ports, server_binary
+from tests.nats_cluster import MISSING, server_binary
+from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
 
@@ -64,7 +65,7 @@ class TestAccess:
     @pytest.fixture
     def port(self, tmp_path: Path) -> Iterator[int]:
         certify(tmp_path)
-        (port,) = free_ports(1)
+        port = free_port()
         settings = tmp_path / "server.conf"
         settings.write_text(
             f"""

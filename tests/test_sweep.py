@@ -232,7 +232,7 @@ def test_killed_five_times_it_ends_as_if_undisturbed_and_redoes_nothing(file: Pa
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
