@@ -162,6 +162,22 @@ def test_every_row_is_as_certain_as_its_own_counts_say() -> None:
     assert mixed[3] == pytest.approx((10 * 0.1 + 8 * 0.25) / 18, abs=0.01)
 
 
+def test_two_unpaid_visits_say_little_where_rewards_are_of_all_sizes() -> None:
+    """Forty rewards drawn evenly and ten of which two visits were not paid: these are taken for a law of 1 and 3.
+
+    Its mean is 1/4, less what unpaid rows take off from what is paid on average.
+    """
+    rng = np.random.default_rng(4)
+    raw = np.concatenate([rng.random(40), np.zeros(10)]).reshape(1, -1, 1)
+    visits = np.concatenate([np.full(40, 1000.0), np.full(10, 2.0)]).reshape(1, -1, 1)
+    rewards, variances, error = np.empty((3, 1, 50, 1))
+    count_rewards(raw, 1 / visits, np.full((50, 1), 1.0), rewards, variances, error)
+    law = stats.beta(1, 3)
+    assert 0.7 * law.mean() < rewards[0, -1, 0] < 1.1 * law.mean()
+    assert np.sqrt(variances[0, -1, 0]) == pytest.approx(law.std(), rel=0.15)
+    np.testing.assert_allclose(rewards[0, :40, 0], raw[0, :40, 0], atol=0.005)
+
+
 def test_transitions_of_other_steps_count_as_visits() -> None:
     """A row that one visit told follows a prior of concentration 99 that other steps made, and knows how sure it is."""
     raw, prior = np.array([1.0, 0.0, 0.0, 1.0]), np.array([0.3, 0.7, 0.3, 0.7])

@@ -8,14 +8,25 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 
 from shufflerl import planning
 from shufflerl.checks import FloatArray
 from shufflerl.estimation.posterior import Posterior
-from shufflerl.kernels.detours import Rivals, gain_of, go_to, promising
-from shufflerl.kernels.looks import _BOLD_UNNOISY, MOST, _count_promises, _faithful, find_best, plan_batch, plan_look
-from shufflerl.kernels.optimism import Rows
+from shufflerl.kernels.detours import Rivals, count_gains, gain_of, go_to, promising
+from shufflerl.kernels.looks import (
+    _BOLD_UNNOISY,
+    MOST,
+    Best,
+    _count_promises,
+    _faithful,
+    _skew,
+    as_normal,
+    find_best,
+    plan_batch,
+    plan_look,
+)
+from shufflerl.kernels.optimism import Rows, optimistic_policy
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import MDP, PolicyArray
 from tests.examples import random_mdp
@@ -34,15 +45,42 @@ def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
 def _gain(mean: float, best: float, error: float, told: float, users: float, left: float, noise: float) -> float:
     """Of a try in a bandit: what it adds to the best of two, by numerical integration, less what it costs.
 
-    No arm pays more than 1, however well its try turns out.
+    No arm pays more than 1, however well its try turns out. Without noise all is by visit that of half as many visits
+    as are known.
     """
-    known, few = told + 1 / TYPICAL, 15.0 if noise else 5.0
-    few = 1 + few / (few + TYPICAL * told)
-    tells = 1 / (TYPICAL / users + noise / users**2)
-    moves = error * np.sqrt(few * tells / (tells + known))
+    known = told + 1 / TYPICAL
+    whole = users if noise else max(2.0, TYPICAL * known / 2)
+    tells = 1 / (TYPICAL / whole + noise / whole**2)
+    moves = error * np.sqrt(tells / (tells + known))
     ahead, _ = integrate.quad(lambda x: (x - best) * stats.norm.pdf(x, mean, moves), best, 1)
     ahead += (1 - best) * stats.norm.sf(1, mean, moves)
-    return float(left * ahead - users * (best - mean))
+    return float(users / whole * (left * ahead - whole * (best - mean)))
+
+
+def _open(mean: float, best: float, error: float, told: float, noise: float) -> float:
+    """The error of an arm as looks take it: bolder for few visits with noise, for a skewed law without."""
+    if noise:
+        return float(0.9 * error * np.sqrt(1 + 15 / (15 + TYPICAL * told)))
+    a, b = np.array([mean, 1 - mean]) * (mean * (1 - mean) / error**2 - 1)
+    skew, far = 2 * (b - a) * np.sqrt(a + b + 1) / ((a + b + 2) * np.sqrt(a * b)), (best - mean) / error
+    if skew <= 0 or far <= 1:
+        return 1.8 * error
+    z = optimize.brentq(lambda z: z + skew * (z * z - 1) / 6 - far, 0.5, far + 1)
+    return float(1.8 * (best - mean) / z)
+
+
+def _look(
+    rows: Rows,
+    best: Best,
+    promised: FloatArray,
+    start: FloatArray,
+    sizes: tuple[float, float],
+    left: float,
+    noise: float,
+    policy: PolicyArray,
+) -> float:
+    """The first look of a batch."""
+    return plan_look(rows, best, promised, start, sizes, left, noise, np.zeros(len(policy), dtype=np.bool_), policy)
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,13 +95,14 @@ def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float)
     Without noise none has more visits than half of what is known of an arm.
     """
     rng = np.random.default_rng(seed)
-    means, errors, told = rng.random(4), rng.uniform(0.01, 0.3, 4), 10.0 ** rng.uniform(0, 4, 4)
+    means, told = rng.uniform(0.02, 0.98, 4), 10.0 ** rng.uniform(0, 4, 4)
+    errors = rng.uniform(0.05, 0.9, 4) * np.sqrt(means * (1 - means))
     smallest, most = 1.0, 400.0
     policy = np.zeros((1, 1), dtype=np.int32)
     rows = _bandit(means, errors, told)
-    bold = (0.9 if noise else 1.8) * errors
+    bold = [_open(means[a], means.max(), errors[a], told[a], noise) for a in range(4)]
     known = np.maximum(2.0, (TYPICAL * told + 1) / 2) if noise == 0 else np.full(4, np.inf)
-    users = plan_look(
+    users = _look(
         rows, find_best(rows, np.ones(1)), np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, policy
     )
     sizes = smallest * 1.5 ** np.arange(16)
@@ -108,13 +147,14 @@ def test_looks_without_noise_end_where_optimal_stopping_would() -> None:
     left, bounds = _optimal_stopping(1e5)
     for ratio in (10.0, 100.0, 1000.0, 30_000.0):
         error, known = np.full((1, 1, 1), 0.5 / np.sqrt(200.0)), np.full((1, 1, 1), 200.0 / TYPICAL)
+        none = np.zeros((1, 1, 1))
         ends = []
         for bold in (_BOLD_UNNOISY, 1.0):
             behind = [
                 z
                 for z in np.arange(0.05, 6.0, 0.01)
                 if gain_of(
-                    Rivals(z * error, bold * error, np.ones((1, 1)), known, np.zeros((1, 1, 1)), 0.0),
+                    Rivals(z * error, bold * error, np.ones((1, 1)), known, none, 0.0, none[0], none[0], none),
                     *(0, 0, 0),
                     100.0,
                     ratio * 200.0,
@@ -129,26 +169,104 @@ def test_looks_without_noise_end_where_optimal_stopping_would() -> None:
         assert ends[1] < 0.7 * optimal
 
 
-def test_what_few_visits_of_a_reward_leave_open_without_noise() -> None:
-    """Only the reward's variance counts double; where steps are alike, one that nobody was paid may be much higher.
+@pytest.mark.parametrize(("unpaid", "where"), [(3.0, 0.5), (3.0, 0.7), (8.0, 0.3), (8.0, 0.6), (100.0, 0.05)])
+def test_rewards_that_nobody_was_paid_may_be_high(unpaid: float, where: float) -> None:
+    """How many deviations z out a normal law is beyond as often as a beta law of 1 and n more is above some reward.
 
-    Three of three visits unpaid leave a beta law of 1 and 4, say: its upper end of 0.0004 is at 0.86, where the normal
-    of its mean 0.2 and deviation 0.16 has it at 0.75.
+    What looks take for z is within a tenth; by the beta law's own mean and deviation it would be 1.2 to 1.6 times that.
     """
+    law = stats.beta(1.0, 1.0 + unpaid)
+    skew = _skew(law.mean(), law.var(), law.var())
+    assert skew == pytest.approx(law.stats(moments="s"))
+    z, behind = stats.norm.isf(law.sf(where)), where - law.mean()
+    assert behind / np.sqrt(as_normal(behind, law.var(), skew)) == pytest.approx(z, rel=0.1)
+
+
+def test_the_skew_counts_by_its_part_of_the_error() -> None:
+    """Third moments of independent errors add up: that of a reward, and none of what follows."""
+    rng = np.random.default_rng(1)
+    law = stats.beta(1.0, 5.0)
+    drawn = law.rvs(400_000, random_state=rng) + rng.normal(0.0, 0.1, 400_000)
+    assert _skew(law.mean(), law.var(), law.var() + 0.01) == pytest.approx(stats.skew(drawn), abs=0.02)
+    assert _skew(0.3, 0.0, 0.01) == 0.0
     mdp = random_mdp(3, 2, 2, 2)
-    told = np.full((2, 2, 2), 3.0 / TYPICAL)
-    rewards, open_ = np.full((2, 2, 2), 0.2), np.full((2, 2, 2), 0.16**2)
-    rows = _estimated(mdp)._replace(rewards=rewards, reward_variances=open_, told=told, alike=0.0, exact=True)
-    variance = open_ + 0.01
-    error, _ = _count_promises(rows, variance, np.zeros((2, 2, 2)), 0.0)
-    np.testing.assert_allclose(error, _BOLD_UNNOISY * np.sqrt(variance + open_ * 5 / 8))
-    error, _ = _count_promises(rows._replace(alike=1.0), variance, np.zeros((2, 2, 2)), 0.0)
-    np.testing.assert_allclose(error, _BOLD_UNNOISY * np.sqrt(0.01 + (0.16 + 0.6 / 4) ** 2))
-    quantile = stats.beta(1, 4).ppf(stats.norm.cdf(3.4))
-    assert 0.16 < (quantile - 0.2) / 3.4 < 0.16 + 0.6 / 4
-    many = stats.beta(1, 400)
-    told = (many.ppf(stats.norm.cdf(3.4)) - many.mean()) / 3.4
-    assert told == pytest.approx(many.std() + 1 / 400, rel=0.1)
+    rewards, open_ = np.full((2, 2, 2), law.mean()), np.full((2, 2, 2), law.var())
+    rows = _estimated(mdp)._replace(rewards=rewards, reward_variances=open_, exact=True)
+    best = find_best(rows, np.ones(2) / 2)._replace(behind=np.full((2, 2, 2), 0.6), variance=open_ + 0.01)
+    error, _ = _count_promises(rows, best, np.zeros((2, 2, 2)), 0.0)
+    skew = _skew(law.mean(), law.var(), law.var() + 0.01)
+    np.testing.assert_allclose(error, _BOLD_UNNOISY * np.sqrt(as_normal(0.6, law.var() + 0.01, skew)))
+
+
+def test_a_visit_is_worth_its_part_of_a_whole_try() -> None:
+    """Of half of the 40 visits that are known; nothing where nobody comes, or where the action is best."""
+    behind, error = np.array([0.1, 0.2, 0.0, 0.1]).reshape(4, 1, 1), np.full((4, 1, 1), 0.05)
+    known, none = np.full((4, 1, 1), 40.0 / TYPICAL), np.zeros((4, 1, 1))
+    later = 1e5 * np.array([[0.5], [0.3], [1.0], [0.0]])
+    rivals = Rivals(behind, error, np.ones((4, 1)), known, none, 0.0, later, np.zeros((4, 1)), none.copy())
+    count_gains(rivals)
+    for h in (0, 1):
+        d, whole = behind[h, 0, 0], _gain(0.4 - behind[h, 0, 0], 0.4, 0.05, 39 / TYPICAL, 20.0, later[h, 0], 0.0)
+        assert gain_of(rivals, h, 0, 0, 20.0, later[h, 0], d, 1.0) == pytest.approx(whole, rel=1e-3)
+        assert gain_of(rivals, h, 0, 0, 5.0, later[h, 0], d, 1.0) == pytest.approx(whole / 4, rel=1e-3)
+        assert rivals.by_visit[h, 0, 0] == pytest.approx(whole / 20, rel=1e-3)
+    assert not rivals.by_visit[2:].any()
+
+
+@pytest.mark.parametrize(("noise", "fewer"), [(0.0, 1.9), (10.0, 2.5)])
+def test_looks_count_other_steps_where_they_are_alike(noise: float, fewer: float) -> None:
+    """One step of one state, or four alike: a rival is looked at from so many users on, or so many times fewer.
+
+    1 + 3 / 2 with noise, 1 + 3 (3 / 10) without.
+    """
+    first = []
+    for steps in (1, 4):
+        shape = (steps, 1, 2)
+        rows = _estimated(MDP(np.ones((steps - 1, 1, 2, 1)), np.broadcast_to([0.5, 0.4], shape), np.ones(1)))
+        told = np.full(shape, 40.0 / TYPICAL)
+        rows = rows._replace(reward_variances=np.full(shape, 0.1**2), told=told, exact=noise == 0.0, alike=1.0)
+        best, policy, users = (
+            find_best(rows, np.ones(1)),
+            np.zeros((steps, 1), dtype=np.int32),
+            np.geomspace(10, 1e6, 2000),
+        )
+        looks = [_look(rows, best, np.zeros(shape), np.ones(1), (1.0, 200.0), left, noise, policy) for left in users]
+        first.append(users[np.flatnonzero(looks)[0]])
+    assert first[0] / first[1] == pytest.approx(fewer, rel=0.02)
+
+
+@pytest.mark.parametrize("noise", [0.0, 10.0])
+def test_without_noise_the_looks_of_a_batch_are_at_different_steps(noise: float) -> None:
+    """Three steps of one state, where as much is to be gained: else the same would be looked at each time."""
+    rows = _estimated(MDP(np.ones((2, 1, 2, 1)), np.tile([0.5, 0.4], (3, 1, 1)), np.ones(1)))
+    rows = rows._replace(reward_variances=np.full((3, 1, 2), 0.1**2), told=np.full((3, 1, 2), 40.0 / TYPICAL))
+    best, looked = find_best(rows, np.ones(1)), np.zeros(3, dtype=np.bool_)
+    steps = []
+    for _ in range(3):
+        policy = np.zeros((3, 1), dtype=np.int32)
+        assert plan_look(rows, best, np.zeros((3, 1, 2)), np.ones(1), (1.0, 200.0), 1e6, noise, looked, policy) > 0
+        steps.append(int(policy.argmax()))
+    assert len(set(steps)) == (1 if noise else 3)
+
+
+def test_looks_with_noise_are_less_bold_where_steps_are_alike() -> None:
+    rows = _estimated(random_mdp(3, 3, 2, 2))._replace(reward_variances=np.full((3, 2, 2), 0.01))
+    best = find_best(rows, np.ones(2) / 2)
+    unlike, alike = (_count_promises(rows._replace(alike=by), best, np.zeros((3, 2, 2)), 9.0)[0] for by in (0.0, 1.0))
+    np.testing.assert_allclose(alike, unlike * 0.8 / 0.9)
+
+
+def test_nobody_looks_back_before_anything_was_seen() -> None:
+    """The first of a batch's policies is the optimistic plan, though rounding puts some actions behind others."""
+    mdp = random_mdp(0, 4, 10, 2, sparse=True)
+    rows, start = Posterior(mdp.problem(10**6)).rows, np.full(10, 0.1)
+    assert (find_best(rows, start).behind > 0).any()
+    lots = np.random.default_rng(1).random((MOST, 4, 10, 2))
+    policies, shares = np.empty((MOST, 4, 10), dtype=np.int32), np.empty(MOST)
+    plan, values = np.empty((4, 10), dtype=np.int32), np.empty((4, 10))
+    plan_batch(rows, start, 100.0, 1e6, 0.0, 0.0, 4.0, lots, policies, shares, np.ones((2, 4), dtype=bool))
+    optimistic_policy(rows, np.zeros((4, 10, 2)), 0.5, 100.0, 1e6, 0.0, lots[0], plan, values)
+    np.testing.assert_array_equal(policies[0], plan)
 
 
 def _policies(mdp: MDP) -> PolicyArray:
@@ -201,7 +319,8 @@ def test_rows_that_nobody_knows_are_promising_wherever_they_are(seed: int, spars
     error = np.full(behind.shape, 1e-9)
     for row in unknown:
         error[row] = 1e6
-    taken = promising(_estimated(mdp), Rivals(behind, error, error[..., 0], error, error, 0.0), mdp.start)
+    room = error[..., 0]
+    taken = promising(_estimated(mdp), Rivals(behind, error, room, error, error, 0.0, room, room, error), mdp.start)
     best = behind.argmin(axis=-1).astype(np.int32)
     by_best = planning.visit_probabilities(table, mdp.start, best[None])[0] > 0
     by_any = planning.visit_probabilities(table, mdp.start, _policies(mdp)).max(axis=0) > 0
@@ -235,7 +354,7 @@ def _behind_a_detour(error: float, chance: float = 1.0) -> tuple[Rows, PolicyArr
 def test_users_go_out_of_their_way_to_what_may_be_best() -> None:
     """The best policy never gets there, and the first step alone is sure to be worse."""
     rows, policy = _behind_a_detour(error=0.3)
-    users = plan_look(rows, find_best(rows, _START), np.zeros((2, 3, 2)), _START, (4.0, 400.0), 1e5, 1.0, policy)
+    users = _look(rows, find_best(rows, _START), np.zeros((2, 3, 2)), _START, (4.0, 400.0), 1e5, 1.0, policy)
     assert users > 0
     assert policy[0, 0] == 1
     assert policy[1, 2] == 1
@@ -245,7 +364,7 @@ def test_users_go_out_of_their_way_to_what_may_be_best() -> None:
 def test_nobody_goes_where_nothing_is_to_be_gained(error: float, left: float) -> None:
     """It is known to be worse, or nobody comes later who could use it."""
     rows, policy = _behind_a_detour(error)
-    users = plan_look(rows, find_best(rows, _START), np.zeros((2, 3, 2)), _START, (4.0, 400.0), left, 1.0, policy)
+    users = _look(rows, find_best(rows, _START), np.zeros((2, 3, 2)), _START, (4.0, 400.0), left, 1.0, policy)
     assert users == 0
     assert policy[0, 0] == 0
 
@@ -254,7 +373,7 @@ def test_nobody_goes_where_nothing_is_to_be_gained(error: float, left: float) ->
 def test_a_detour_has_the_users_that_gain_most(chance: float) -> None:
     """By integration: who gets there pays 0.2 a visit, by chance, and those who come later gain if they would too."""
     rows, policy = _behind_a_detour(0.3, chance)
-    users = plan_look(rows, find_best(rows, _START), np.zeros((2, 3, 2)), _START, (4.0, 4000.0), 1e5, 9.0, policy)
+    users = _look(rows, find_best(rows, _START), np.zeros((2, 3, 2)), _START, (4.0, 4000.0), 1e5, 9.0, policy)
     sizes = 4.0 * 1.5 ** np.arange(18)
     gains = [_gain(0.5, 0.7, 0.9 * 0.9 * 0.3, 1.0, chance * n, chance * 1e5, 9.0) for n in sizes[sizes <= 4000]]
     assert users == pytest.approx(sizes[int(np.argmax(gains))])
@@ -266,7 +385,7 @@ def test_what_is_promised_is_not_looked_at_again() -> None:
     rows, policy = _behind_a_detour(error=0.3)
     promised = np.zeros((2, 3, 2))
     promised[1, 2, 1] = 1e4
-    users = plan_look(rows, find_best(rows, _START), promised, _START, (4.0, 400.0), 1e5, 1.0, policy)
+    users = _look(rows, find_best(rows, _START), promised, _START, (4.0, 400.0), 1e5, 1.0, policy)
     assert users == 0
 
 
@@ -308,7 +427,8 @@ def test_no_action_can_be_ahead_by_more_than_its_room(seed: int, sparse: bool) -
 def test_a_gain_is_a_number(now: float, had: float, room: float) -> None:
     """However little a try tells beside what is promised: rounding makes it nothing, not less."""
     behind, error, known, promised = (np.full((1, 1, 1), value) for value in (0.3, 0.2, 7.0, had))
-    rivals = Rivals(behind, error, np.full((1, 1), room), known, promised, 25.0)
+    none = np.zeros((1, 1))
+    rivals = Rivals(behind, error, none + room, known, promised, 25.0, none, none, np.zeros((1, 1, 1)))
     assert np.isfinite(gain_of(rivals, 0, 0, 0, now, 1e6, 0.3, 1.0))
 
 

@@ -153,6 +153,18 @@ def test_batches_are_pooled_by_how_much_noise_they_have() -> None:
     np.testing.assert_allclose(both.rewards, alone.rewards, atol=2e-3)
 
 
+@pytest.mark.parametrize("policies", [1, 3])
+def test_counts_without_noise_are_pooled_with_noisy_ones_as_if_theirs_were_tiny(policies: int) -> None:
+    mdp = random_mdp(3, start=0)
+    exact, nearly = Posterior(mdp.problem(100)), Posterior(mdp.problem(100))
+    for seed in range(6):
+        noise = 0.0 if seed % 2 else 15.0
+        exact.add(_release(mdp, 400, noise, seed, policies)[0])
+        nearly.add(_release(mdp, 400, max(noise, 1e-3), seed, policies)[0])
+    for name in ("visits", "probabilities", "rewards", "reward_variances", "_raw", "sampling", "noise", "reward_noise"):
+        np.testing.assert_allclose(getattr(exact, name), getattr(nearly, name), rtol=1e-3, atol=1e-4, err_msg=name)
+
+
 def test_many_releases_find_the_model() -> None:
     mdp = random_mdp(5, horizon=3, states=3, actions=2, sparse=True)
     posterior, _ = _fit(mdp, 100_000, 20, 30.0)
@@ -241,17 +253,19 @@ def test_everything_stays_finite(kind: str, sd: float, users: int) -> None:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sd", [0.0, 10.0])
 @pytest.mark.parametrize("batches", [0, 1, 5])
-def test_what_is_recalled_goes_on_bit_for_bit(sparse: bool, batches: int) -> None:
+def test_what_is_recalled_goes_on_bit_for_bit(sparse: bool, sd: float, batches: int) -> None:
     mdp = random_mdp(4, sparse=sparse)
     first, second = (Posterior(mdp.problem(100)) for _ in range(2))
     for seed in range(batches):
-        first.add(_release(mdp, 50, 10.0, seed, 1 + seed % 3)[0])
+        first.add(_release(mdp, 50, sd, seed, 1 + seed % 3)[0])
     second.recall({name: array.copy() for name, array in first.memory().items()})
+    assert first.is_new == second.is_new == (batches == 0)
     for added in range(3):
         for name in PARTS:
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
-        release, _ = _release(mdp, 50, 10.0, 100 + added)
+        release, _ = _release(mdp, 50, sd, 100 + added)
         first.add(release)
         second.add(release)
 
@@ -268,6 +282,7 @@ def test_a_memory_that_does_not_fit_is_refused() -> None:
         ("noises", np.array([np.nan, 1.0, 1.0])),
         ("noises", np.array([-1.0, 1.0, 1.0])),
         ("probabilities", np.full_like(memory["probabilities"], np.inf)),
+        ("moved", np.full_like(memory["moved"], -1.0)),
     ]:
         damaged = {key: value for key, value in (memory | {name: wrong}).items() if value is not None}
         with pytest.raises(StateMismatchError, match="no fitting"):

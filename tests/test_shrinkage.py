@@ -178,9 +178,8 @@ def test_projection_is_the_nearest_point_of_the_simplex(values: FloatArray) -> N
     """Against the root of the dual problem, found by scipy."""
     found = np.empty_like(values)
     project(values, found)
-    shift = optimize.brentq(
-        lambda s: np.maximum(values - s, 0).sum() - 1, values.max() - 1, values.max(), xtol=1e-12, rtol=1e-15
-    )
+    low = values.max() - 1 - 1e-9  # a little less, as the difference is rounded
+    shift = optimize.brentq(lambda s: np.maximum(values - s, 0).sum() - 1, low, values.max(), xtol=1e-12, rtol=1e-15)
     np.testing.assert_allclose(found, np.maximum(values - shift, 0), atol=1e-9)
     assert found.sum() == pytest.approx(1)
 

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.counts import Release
 from shufflerl.errors import StateMismatchError
-from shufflerl.estimation.flow import conserve
+from shufflerl.estimation.flow import Conserved, conserve
 from shufflerl.mdp import Problem
 
 if TYPE_CHECKING:
     from shufflerl.kernels.optimism import Rows
 
-#: What is kept of every batch, and as what; how many rows and cells a batch has follows from its policies.
+#: What is kept of every noisy batch, and as what; how many rows and cells it has follows from its policies.
 _KEPT: dict[str, type] = {
     "users": np.float64,
     "noises": np.float64,
@@ -44,7 +44,7 @@ _KEPT: dict[str, type] = {
 
 _NEVER_BELOW_ZERO = {"users", "noises", "weights", "counted_variance"}
 
-#: Passes over all batches after each noisy release: the visits need the rows, the rows need the visits.
+#: Passes over all batches after each release, if some are noisy: the visits need the rows, the rows need the visits.
 _PASSES = 2
 
 
@@ -92,6 +92,8 @@ class Posterior:
         self._first_row, self._first_cell = _Column(np.int64), _Column(np.int64)
         for first in (self._first_row, self._first_cell):
             first.extend(np.zeros(1, dtype=np.int64))
+        self._moved: FloatArray = np.zeros(problem.layout.size)  # counts without noise: only their sum matters
+        self._paid: FloatArray = np.zeros((*shape, actions, 2))
 
         rows = (*shape, actions)
         self.visits: FloatArray = np.zeros(rows)
@@ -109,10 +111,14 @@ class Posterior:
         self._fit()
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing has been taken in."""
+        return len(self._kept["users"].values) == 0 and not self._paid.any()
+
+    @property
     def _exact(self) -> bool:
         """Whether there are counts, all of them without noise."""
-        noises = self._kept["noises"].values
-        return len(noises) > 0 and not noises.any()
+        return len(self._kept["users"].values) == 0 and bool(self._paid.any())
 
     @property
     def alike(self) -> float:
@@ -158,9 +164,19 @@ class Posterior:
 
     def add(self, release: Release) -> None:
         """Take in the release of a batch."""
-        problem, mixture = self._problem, release.batch.mixture
-        conserved = conserve(release, problem.start)
-        moved, paid = conserved.values[: problem.layout.size], conserved.values[problem.layout.size :]
+        size, conserved = self._problem.layout.size, conserve(release, self._problem.start)
+        moved, paid = conserved.values[:size], conserved.values[size:].reshape(self._paid.shape)
+        if release.noise.variance == 0.0:
+            self._moved += moved
+            self._paid += paid
+        else:
+            self._keep(release, conserved, moved, paid)
+        for _ in range(1 if self._exact else _PASSES):
+            self._fit()
+
+    def _keep(self, release: Release, conserved: Conserved, moved: FloatArray, paid: FloatArray) -> None:
+        """Note what a noisy batch played and what was counted of it."""
+        mixture = release.batch.mixture
         played = self._mark_played(mixture.policies)
         batch = {
             "users": np.array([release.batch.users]),
@@ -176,8 +192,6 @@ class Posterior:
         }
         for name, values in batch.items():
             self._kept[name].extend(values)
-        for _ in range(_PASSES if release.noise.variance else 1):
-            self._fit()
 
     def _mark_played(self, policies: NDArray[np.int32]) -> BoolArray:
         """Which rows some policy of a batch plays; notes where the next batch's rows and cells begin."""
@@ -206,6 +220,8 @@ class Posterior:
         }
         pool(
             Batches(**kept, **firsts),
+            self._moved,
+            self._paid,
             start,
             problem.start is not None,
             *rows,
@@ -237,9 +253,10 @@ class Posterior:
             shrink_rewards(*rewards, self.reward_differences, self.rewards, self.reward_variances)
 
     def memory(self) -> dict[str, NDArray[Any]]:
-        """The batches taken in, and where the last pass over them began: repeating that pass gives all the rest."""
+        """What was taken in, and where the last pass over it began: repeating that pass gives all the rest."""
         kept = {name: column.values for name, column in self._kept.items()}
-        return kept | {"probabilities": self._before[0], "uncertainty": self._before[1]}
+        counted = {"moved": self._moved, "paid": self._paid}
+        return kept | counted | {"probabilities": self._before[0], "uncertainty": self._before[1]}
 
     def recall(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Put what `memory` gave into a new posterior."""
@@ -257,9 +274,15 @@ class Posterior:
         for name in ("surplus", "counted", "counted_variance"):
             self._check(name, arrays, int(self._first_row.values[-1]))
         self._check("cells", arrays, int(self._first_cell.values[-1]))
-        for name, mine in (("probabilities", self.probabilities), ("uncertainty", self._uncertainty)):
+        whole = {
+            "moved": self._moved,
+            "paid": self._paid,
+            "probabilities": self.probabilities,
+            "uncertainty": self._uncertainty,
+        }
+        for name, mine in whole.items():
             saved = arrays.get(name)
-            if saved is None or not _numbers(saved, mine.shape, mine.dtype):
+            if saved is None or not _numbers(saved, mine.shape, mine.dtype) or (saved < 0).any():
                 raise StateMismatchError(f"The saved state has no fitting {name}; use bytes that save() returned.")
             mine[...] = saved
         for name, column in self._kept.items():

@@ -33,7 +33,9 @@ class Rivals(NamedTuple):
     By the estimates of what follows none of (h, x) is ahead by more than `room[h, x]`: paid 1, and the best next state
     for sure.
     `known` is what is known of them, the visits `promised` by others of the batch included; `noisy` is the variance of
-    a counter's noise.
+    a counter's noise. So many come to (h, x) `later` on the best policy's way, those `others` included who come to x at
+    other steps, as far as they count. Without noise a visit on that way gains so much `by_visit`, less what it costs;
+    with noise that is not counted.
     """
 
     behind: FloatArray
@@ -42,26 +44,58 @@ class Rivals(NamedTuple):
     known: FloatArray
     promised: FloatArray
     noisy: float
+    later: FloatArray
+    others: FloatArray
+    by_visit: FloatArray
 
 
 @compiled
 def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, price: float, bold: float) -> float:
     """What trying a row gains for those who come later, if each of those who come now pays so much for it.
 
-    Without noise small tries tell as much by visit as large ones, and the next batch can go on: none is to have more
-    than a part of the visits that are known.
+    Without noise small tries tell as much by visit as large ones, and the next batch can go on. So a visit is worth
+    what it is on average in a try of a part of the visits that are known (as in KG*, Frazier & Powell 2010: alone it
+    would hardly change anybody's mind), and none has more than these.
     """
-    had = rivals.promised[h, x, a]
-    if rivals.noisy == 0.0 and now > max(_FEWEST, _PART * TYPICAL * rivals.known[h, x, a]):
+    whole = whole_try(rivals, h, x, a) if rivals.noisy == 0.0 else now
+    if now > whole:
         return 0.0
+    gain = learned(rivals, h, x, a, whole, later, price, bold)
+    if gain <= 0.0:
+        return 0.0
+    return float((gain - whole * price) * (now / whole))
+
+
+@compiled
+def whole_try(rivals: Rivals, h: int, x: int, a: int) -> float:
+    """How many visits a try without noise has at most."""
+    return float(max(_FEWEST, _PART * TYPICAL * rivals.known[h, x, a]))
+
+
+@compiled
+def learned(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, price: float, bold: float) -> float:
+    """What those who come later gain by so many visits, whatever these cost: see `looks.plan_look`."""
+    had = rivals.promised[h, x, a]
     tells = max(0.0, information(now + had, rivals.noisy) - information(had, rivals.noisy))  # not -0 by rounding
     moves = bold * rivals.error[h, x, a] * math.sqrt(tells / (tells + rivals.known[h, x, a]))
     most = rivals.behind[h, x, a] + rivals.room[h, x]
     if price <= 0.0 or price >= min(most, _FAR_BEHIND * moves):
         return 0.0
     never = beyond(most / moves) if most < _FAR_BEHIND * moves else 0.0
-    gain: float = later * moves * (beyond(price / moves) - never) - now * price
-    return gain
+    return float(later * moves * (beyond(price / moves) - never))
+
+
+@compiled
+def count_gains(rivals: Rivals) -> None:
+    """Write what each visit of a whole try without noise gains, less what it costs, where it gains anything."""
+    horizon, states, actions = rivals.behind.shape
+    for h in range(horizon):
+        for x in range(states):
+            for a in range(actions):
+                whole, price = whole_try(rivals, h, x, a), rivals.behind[h, x, a]
+                gain = learned(rivals, h, x, a, whole, rivals.later[h, x], price, 1.0)
+                if gain > 0.0:
+                    rivals.by_visit[h, x, a] = gain / whole - price
 
 
 @compiled
@@ -86,7 +120,7 @@ def plan_detour(
             if rate > HARDLY:
                 n = sizes[0]
                 while n <= sizes[1]:
-                    total = gain_of(rivals, h, x, a, n * rate, left * rate, cost / rate, _SHYER)
+                    total = gain_of(rivals, h, x, a, n * rate, left * rate + rivals.others[h, x], cost / rate, _SHYER)
                     if total > gain:
                         gain, users = total, n
                         detour[:] = trial

@@ -5,7 +5,7 @@ large where rows resemble their prior. Of n visits in shares q that leaves a Dir
 p = (n q + s prior) / (n + s), of concentration n + s: E V has the variance Var_p V / (n + s + 1). Every row's counts
 say how likely each s is around a uniform prior, and all rows together what law s has over the problem; where other
 steps make the prior, s is no less than what they tell. Rewards are rows of two outcomes, paid and not, drawn around
-what the problem pays on average.
+what the problem pays on average, by one s for all of them, which together they tell better than each its own.
 
 So where every row so far always led to one state, a few visits of one more tell nearly all of it; where rewards
 differ, not having been paid a few times tells little.
@@ -21,7 +21,7 @@ from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
 from shufflerl.kernels.posterior import LARGEST_SPREAD, LEAST_CHANCE, REWARD_VARIANCE, prior_rewards
 
-#: Concentrations that are weighed against each other; all are as likely before any data, with the weight of one row.
+#: Concentrations that are weighed against each other; all are as likely before any data, for rows by the weight of one.
 CONCENTRATIONS = np.array([0.02, 0.1, 0.5, 2.0, 8.0])
 _EM_STEPS = 20
 #: A row that fewer have visited says nothing about s.
@@ -128,29 +128,25 @@ def count_rewards(
     """Write every reward's posterior mean p and its variance, `error` p (1 - p)."""
     visits, paid = (1.0 / sampling).ravel(), raw.ravel()
     means, spreads, errors = rewards.ravel(), variances.ravel(), error.ravel()
-    which = np.full(len(paid), -1)
-    known = 0
     seen, total = 1.0, 0.5
     for i in range(len(paid)):
         if visits[i] >= 1.0:
             seen += 1.0
             total += paid[i]
-        if visits[i] >= _LEAST_VISITS:
-            which[i] = known
-            known += 1
     usual = total / seen
-    likely = np.zeros((known, len(CONCENTRATIONS)))
+    likely, here = np.zeros((2, len(CONCENTRATIONS)))
     for i in range(len(paid)):
-        if which[i] >= 0:
-            counts = visits[i] * np.array([paid[i], 1.0 - paid[i]])
-            log_likelihoods(counts, np.array([usual, 1.0 - usual]), likely[which[i]])
-    law = learn_law(likely)
+        if visits[i] >= _LEAST_VISITS:
+            log_likelihoods(visits[i] * np.array([paid[i], 1.0 - paid[i]]), np.array([usual, 1.0 - usual]), here)
+            likely += here
+    law = np.exp(likely - likely.max())
+    law /= law.sum()
     priors, prior_variances = np.empty_like(raw), np.empty_like(raw)
     prior_rewards(raw, sampling, np.zeros_like(raw), differences, usual, priors, prior_variances)
     prior, prior_variance = priors.ravel(), prior_variances.ravel()
     for i in range(len(paid)):
         chance = max(prior[i] * (1.0 - prior[i]), LEAST_CHANCE)
         others = max(0.0, chance / prior_variance[i] - 1.0) if prior_variance[i] < REWARD_VARIANCE else 0.0
-        towards, errors[i] = shrinkage(likely[which[i]] if which[i] >= 0 else law, others, visits[i])
+        towards, errors[i] = shrinkage(law, others, visits[i])
         means[i] = paid[i] + towards * (prior[i] - paid[i])
         spreads[i] = errors[i] * means[i] * (1.0 - means[i])

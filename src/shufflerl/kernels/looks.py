@@ -15,26 +15,29 @@ import numpy as np
 from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.kernels import compiled
 from shufflerl.kernels.asking import choose_counters
-from shufflerl.kernels.detours import FINER, HARDLY, Rivals, gain_of, plan_detour
+from shufflerl.kernels.detours import FINER, HARDLY, Rivals, count_gains, gain_of, plan_detour, whole_try
 from shufflerl.kernels.optimism import Rows, along, information, mean_and_error, optimistic_policy, visits_for
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import PolicyArray
 
 #: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
-#: and the more they cost, a trade of mean regret for its tail. Without noise looks are small (see `gain_of`) and go on
-#: from batch to batch while they seem worth it: with so bold errors they end where optimal stopping would.
-_BOLD, _BOLD_UNNOISY = 0.9, 1.8
-#: The variance of what is known from few visits is taken twice, from this many on less: one unlucky try is not a law.
-#: Without noise only that of rewards, whose law is skewed: what is stated of exact counts is right otherwise.
-_FEW, _FEW_UNNOISY = 15.0, 5.0
-#: Or a reward p that n visits tell may be this many times (1 - 2 p) / (n + 1) higher than its deviation says: the skew
-#: of a beta law where it ends (Cornish & Fisher's expansion at 3.4 deviations), and of few visits more than that.
-_SKEW = 1.0
+#: and the more they cost, a trade of mean regret for its tail. Less where steps are alike: there it counts as well who
+#: comes at other steps. Without noise looks are small (see `gain_of`) and go on from batch to batch while they seem
+#: worth it: with so bold errors they end where optimal stopping would.
+_BOLD, _BOLD_ALIKE, _BOLD_UNNOISY = 0.9, 0.8, 1.8
+#: Who comes to the same state at another step counts by this part, as far as the steps are alike: what is found out is
+#: found out for them too. Less than one, as other steps are looked at as well: again a trade of mean for tail.
+_OTHER_STEPS, _OTHER_STEPS_UNNOISY = 0.5, 0.3
+#: With noise the variance of what few visits tell is taken twice, from this many on less: one unlucky try is no law.
+_FEW = 15.0
+#: A sixth of a skew below this is none.
+_SYMMETRIC = 1e-9
 #: Looks of a batch at most; the smallest, in parts of the smallest try.
 _LOOKS, _SMALL = 4, 0.5
 #: Users of all looks of a batch, and how many more there are at most: as many of these as optimism would send along the
-#: best policy anyhow.
-_SHARE, _MORE = 0.12, 0.3
+#: best policy anyhow. Without noise each look has a part of all these: steps where it costs little to try take turns
+#: with those where it is dear.
+_SHARE, _MORE, _EACH_UNNOISY = 0.12, 0.3, 0.25
 #: Bonuses of the plans that all other users play are this much of a standard error times z. Less than one, since
 #: values add up over a path of rows that are all taken at their best, which no run of luck would do.
 _OPTIMISM = 0.5
@@ -85,21 +88,23 @@ def plan_batch(
     promised = np.zeros_like(rows.visits)
     reached = np.zeros(rows.visits.shape[:2])
     given = 0.0
-    looking = True
+    looked = np.zeros(len(reached), dtype=np.bool_)
+    looking = rows.visits.max() > 0.0  # back at what was seen
     plan = np.empty_like(policies[0])
     hoped = np.empty_like(reached)
     further = np.empty_like(reached)
     optimistic_policy(rows, promised, _OPTIMISM, max(smallest, users), left, noisy, lots[0], plan, hoped)
     best = find_best(rows, start)
     most_looking = users * (_SHARE + _MORE * _faithful(rows, start, plan, best.policy))
+    by_one = most_looking * (_EACH_UNNOISY if noisy == 0.0 else 1.0)
     for c in range(len(policies)):
         policy = policies[c]
         last = c == len(policies) - 1
         rest = users - given
         look = 0.0
         if looking and c < _LOOKS and not last:
-            sizes = (_SMALL * smallest, min(most_looking - given, rest - smallest))
-            look = plan_look(rows, best, promised, start, sizes, left, noisy, policy)
+            sizes = (_SMALL * smallest, min(by_one, most_looking - given, rest - smallest))
+            look = plan_look(rows, best, promised, start, sizes, left, noisy, looked, policy)
         looking = look > 0.0
         if c == 0 and not looking:
             policy[:] = plan
@@ -183,32 +188,40 @@ def plan_look(
     sizes: tuple[float, float],
     left: float,
     noisy: float,
+    looked: BoolArray,
     policy: PolicyArray,
 ) -> float:
     """Write the look that gains most and return how many users it is for, between the two `sizes`; 0 if none gains.
 
     An action behind the best by d, its error s before and t after m visits, gains R t' psi(d / t') if R users come
-    this way later, t'^2 = s^2 - t^2 the variance of what the visits will say of it, and costs m d: the knowledge
-    gradient of a normal law. As it can be ahead by no more than some room c, R t' psi((d + c) / t') of that is
-    never gained. Its error is that of the row itself and that of what follows where its next states
-    differ from the best action's: sum (p - p*)^2 D over the next states, D what is open of their value.
+    this way later (or to the same state at other steps, as far as these are alike), t'^2 = s^2 - t^2 the variance of
+    what the visits will say of it, and costs m d: the knowledge gradient of a normal law. As it can be ahead by no
+    more than some room c, R t' psi((d + c) / t') of that is never gained. Its error is that of the row itself and that
+    of what follows where its next states differ from the best action's: sum (p - p*)^2 D over the next states, D what
+    is open of their value. Without noise every visit is worth its part of what a larger try gains (see `gain_of`), and
+    no step that the batch has `looked` at is looked at again, but on a detour.
 
     At the end of a detour d is what the whole way costs by visit, and R those of all users who would get there.
     """
     policy[:] = best.policy
     reached = best.reached
-    error, known = _count_promises(rows, best.variance, promised, noisy)
-    rivals = Rivals(best.behind, error, best.room, known, promised, noisy)
+    error, known = _count_promises(rows, best, promised, noisy)
+    part = _OTHER_STEPS_UNNOISY if noisy == 0.0 else _OTHER_STEPS
+    others = part * rows.alike * left * (reached.sum(axis=0) - reached)
+    later = left * reached + others
+    rivals = Rivals(best.behind, error, best.room, known, promised, noisy, later, others, np.zeros_like(error))
+    if noisy == 0.0:
+        count_gains(rivals)
     gain = 0.0
     users = 0.0
     step = -1
     for h in range(len(policy)):
         n = sizes[0]
-        while n <= sizes[1]:
+        while n <= sizes[1] and not looked[h]:
             total = 0.0
             for x in range(policy.shape[1]):
                 if reached[h, x] > HARDLY:
-                    total += _best_try(rivals, h, x, n * reached[h, x], left * reached[h, x])[0]
+                    total += _best_try(rivals, h, x, n * reached[h, x])[0]
             if total > gain:
                 gain, users, step = total, n, h
             n *= FINER
@@ -219,9 +232,11 @@ def plan_look(
         return by
     for x in range(policy.shape[1]):
         if step >= 0 and reached[step, x] > HARDLY:
-            here, a = _best_try(rivals, step, x, users * reached[step, x], left * reached[step, x])
+            here, a = _best_try(rivals, step, x, users * reached[step, x])
             if here > 0:
                 policy[step, x] = a
+    if step >= 0 and noisy == 0.0:
+        looked[step] = True
     return users
 
 
@@ -265,10 +280,9 @@ def find_best(rows: Rows, start: FloatArray) -> Best:
 
 
 @compiled
-def _count_promises(
-    rows: Rows, variance: FloatArray, promised: FloatArray, noisy: float
-) -> tuple[FloatArray, FloatArray]:
+def _count_promises(rows: Rows, best: Best, promised: FloatArray, noisy: float) -> tuple[FloatArray, FloatArray]:
     """Errors as bold as looks take them, and what is known of rows: both with what is promised already."""
+    variance = best.variance
     error = np.empty_like(variance)
     known = rows.told + 1.0 / TYPICAL
     for h in range(variance.shape[0]):
@@ -276,25 +290,45 @@ def _count_promises(
             for a in range(variance.shape[2]):
                 had = information(promised[h, x, a], noisy)
                 if noisy == 0.0:
-                    bold, doubtful = _BOLD_UNNOISY, variance[h, x, a] + _doubtful_reward(rows, h, x, a)
+                    skew = _skew(rows.rewards[h, x, a], rows.reward_variances[h, x, a], variance[h, x, a])
+                    bold, doubtful = _BOLD_UNNOISY, as_normal(best.behind[h, x, a], variance[h, x, a], skew)
                 else:
                     few = 1.0 + _FEW / (_FEW + TYPICAL * rows.told[h, x, a])
-                    bold, doubtful = _BOLD, variance[h, x, a] * few
+                    bold, doubtful = _BOLD + rows.alike * (_BOLD_ALIKE - _BOLD), variance[h, x, a] * few
                 error[h, x, a] = bold * math.sqrt(doubtful * known[h, x, a] / (known[h, x, a] + had))
                 known[h, x, a] += had
     return error, known
 
 
 @compiled
-def _doubtful_reward(rows: Rows, h: int, x: int, a: int) -> float:
-    """What the variance of a reward lacks that was counted without noise.
+def _skew(reward: float, reward_variance: float, variance: float) -> float:
+    """The skew of an error of which a reward's has such a part, by a beta law: p (1 - p) / v = n + 1, and n more."""
+    if reward_variance <= 0.0:
+        return 0.0
+    visits = reward * (1.0 - reward) / reward_variance - 1.0
+    return float(2.0 * (1.0 - 2.0 * reward) / (visits + 2.0) * reward_variance / variance**1.5)
 
-    The skew counts as far as steps are alike: there one bad verdict holds at all of them.
+
+@compiled
+def as_normal(behind: float, variance: float, skew: float) -> float:
+    """The variance of a normal law that is above `behind` as often as one which is skewed.
+
+    That is above s (z + skew (z^2 - 1) / 6) as often as a normal above z (Cornish & Fisher's expansion), s^2 the
+    variance: few visits that were not paid leave more open than their variance says. Where the skew is the other way,
+    or `behind` within s, it does not count.
+
+    >>> as_normal(3.0, 1.0, 0.0)
+    1.0
+    >>> z = 2.5
+    >>> round(as_normal(z + 0.6 * (z * z - 1) / 6, 1.0, 0.6) ** 0.5 * z, 6) == round(z + 0.6 * (z * z - 1) / 6, 6)
+    True
     """
-    visits, variance = TYPICAL * rows.told[h, x, a], rows.reward_variances[h, x, a]
-    higher = _SKEW * rows.alike * max(0.0, 1.0 - 2.0 * rows.rewards[h, x, a]) / (visits + 1.0)
-    skewed = higher * (higher + 2.0 * math.sqrt(variance))
-    return float(max(variance * _FEW_UNNOISY / (_FEW_UNNOISY + visits), skewed))
+    third = skew / 6.0
+    if third <= _SYMMETRIC or behind * behind <= variance:
+        return variance
+    far = behind / math.sqrt(variance)
+    z = (math.sqrt(1.0 + 4.0 * third * (far + third)) - 1.0) / (2.0 * third)
+    return float((behind / z) ** 2)
 
 
 @compiled
@@ -314,12 +348,15 @@ def _unlike(rows: Rows, rival: int, best: int, unsure: FloatArray, apart: FloatA
 
 
 @compiled
-def _best_try(rivals: Rivals, h: int, x: int, now: float, later: float) -> tuple[float, int]:
-    """What trying the best of a state's rivals gains, and which that is, if so many come now and later."""
+def _best_try(rivals: Rivals, h: int, x: int, now: float) -> tuple[float, int]:
+    """What trying the best of a state's rivals gains, and which that is, if so many come now."""
     most = 0.0
     which = -1
     for a in range(rivals.behind.shape[2]):
-        gain = gain_of(rivals, h, x, a, now, later, rivals.behind[h, x, a], 1.0)
+        if rivals.noisy == 0.0:
+            gain = now * rivals.by_visit[h, x, a] if now <= whole_try(rivals, h, x, a) else 0.0
+        else:
+            gain = gain_of(rivals, h, x, a, now, rivals.later[h, x], rivals.behind[h, x, a], 1.0)
         if gain > most:
             most, which = gain, a
     return most, which

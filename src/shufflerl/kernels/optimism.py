@@ -79,7 +79,7 @@ def worth_trying(users: float, left: float) -> float:
     >>> worth_trying(10.0, 0.0)
     0.0
     """
-    low, high = 0.0, 40.0
+    low, high = 0.0, 10.0  # psi(10) is below 1e-24
     while high - low > _FINE:
         z = (low + high) / 2
         if beyond(z) * left > z * users:

@@ -24,7 +24,7 @@ _NOBODY = 1e-60
 
 
 class Batches(NamedTuple):
-    """Conserved releases, one after the other.
+    """Conserved noisy releases, one after the other.
 
     Batch b has users[b] and noise of variance noises[b] on every counter. It played policies[first_policy[b]] up to
     the one before policies[first_policy[b + 1]], each with its weight. Its rows, those that some policy plays, are
@@ -51,6 +51,8 @@ class Batches(NamedTuple):
 @compiled
 def pool(
     batches: Batches,
+    moved: FloatArray,
+    paid: FloatArray,
     start: FloatArray,
     start_known: bool,
     row_starts: IntArray,
@@ -67,6 +69,9 @@ def pool(
 ) -> None:
     """One forward pass over all batches: visits of each, then rows pooled over batches.
 
+    Of releases without noise only their sum matters: how many `moved` along each transition, and were `paid` each of
+    both rewards.
+
     How many users of a policy are where follows from the model so far: m of them in a row send m p on to the next
     state, with variance m p(1-p) + m^2 u + p^2 v, u the `uncertainty` of p and v the variance of m. What a row was
     counted corrects that as in Kalman's filter, in the same proportion for all policies that play it; no row has
@@ -78,9 +83,9 @@ def pool(
     horizon, states, actions = visits.shape
     weights = np.zeros((horizon, states, actions))
     reward_weights = np.zeros((horizon, states, actions))
-    for table in (sampling, noise, raw_rewards, reward_sampling, reward_noise, visits):
-        table[:] = 0.0
-    raw[:] = 0.0
+    noise[:] = reward_noise[:] = 0.0
+    _weigh_rewards(paid, visits, reward_weights, raw_rewards, reward_sampling)
+    _weigh_rows(moved, row_starts, weights.ravel(), raw, sampling.ravel())
     expected = np.zeros(states * actions)
     for b in range(len(batches.users)):
         s2, users = batches.noises[b], batches.users[b]
@@ -94,9 +99,9 @@ def pool(
             first = last
             trusted = h == 0 and not start_known
             last, total = _correct_step(batches, b, h, first, trusted, here, here_variance, actions, expected)
-            scale = users / total if total > 0 and s2 > 0 else 1.0
-            then = np.zeros_like(here) if s2 > 0.0 else here
-            then_variance = np.zeros_like(here) if s2 > 0.0 else here_variance
+            scale = users / total if total > 0 else 1.0
+            then = np.zeros_like(here)
+            then_variance = np.zeros_like(here)
             for k in range(first, last):
                 i = batches.rows[k]
                 x, a = divmod(i - h * states * actions, actions)
@@ -118,18 +123,44 @@ def pool(
                     for t in range(row_starts[i], row_starts[i + 1]):
                         raw[t] += w * batches.cells[cell]
                         cell += 1
-                    if s2 > 0.0:
-                        p = probabilities[row_starts[i] : row_starts[i + 1]]
-                        after = successors[row_starts[i] : row_starts[i + 1]]
-                        for c in range(len(policies)):
-                            if policies[c, h, x] == a:
-                                sent = here[c, x] * scale, here_variance[c, x], uncertainty[h, x, a]
-                                _send_on(sent, after, p, then[c], then_variance[c])
+                    p = probabilities[row_starts[i] : row_starts[i + 1]]
+                    after = successors[row_starts[i] : row_starts[i + 1]]
+                    for c in range(len(policies)):
+                        if policies[c, h, x] == a:
+                            sent = here[c, x] * scale, here_variance[c, x], uncertainty[h, x, a]
+                            _send_on(sent, after, p, then[c], then_variance[c])
             here = then
             here_variance = then_variance
     _divide(reward_weights, raw_rewards, reward_sampling, reward_noise)
     _divide_rows(weights.ravel(), row_starts, raw)
     _divide(weights, weights.copy(), sampling, noise)
+
+
+@compiled
+def _weigh_rewards(
+    paid: FloatArray, visits: FloatArray, weights: FloatArray, raw: FloatArray, sampling: FloatArray
+) -> None:
+    """Write the sums of rewards that were counted without noise, where a visit weighs 1 / TYPICAL."""
+    for h in range(visits.shape[0]):
+        for x in range(visits.shape[1]):
+            for a in range(visits.shape[2]):
+                visits[h, x, a] = paid[h, x, a, 0] + paid[h, x, a, 1]
+                weights[h, x, a] = visits[h, x, a] / TYPICAL
+                raw[h, x, a] = paid[h, x, a, 1] / TYPICAL
+                sampling[h, x, a] = weights[h, x, a] / TYPICAL
+
+
+@compiled
+def _weigh_rows(
+    moved: FloatArray, row_starts: IntArray, weights: FloatArray, raw: FloatArray, sampling: FloatArray
+) -> None:
+    """Write the sums of transitions that were counted without noise; the last step has none."""
+    sampling[:] = 0.0
+    for i in range(len(row_starts) - 1):
+        for t in range(row_starts[i], row_starts[i + 1]):
+            weights[i] += moved[t] / TYPICAL
+            raw[t] = moved[t] / TYPICAL
+        sampling[i] = weights[i] / TYPICAL
 
 
 @compiled
@@ -152,10 +183,7 @@ def _correct_step(
     while k < batches.first_row[b + 1] and batches.rows[k] < (h + 1) * size:
         x, a = divmod(batches.rows[k] - h * size, actions)
         counted = batches.counted[k], batches.counted_variance[k]
-        if batches.noises[b] == 0.0:  # nothing has to be expected
-            expected[k - first] = max(0.0, counted[0])
-        else:
-            expected[k - first] = _correct(policies[:, h, x], a, here[:, x], variance[:, x], counted, trusted)
+        expected[k - first] = _correct(policies[:, h, x], a, here[:, x], variance[:, x], counted, trusted)
         total += expected[k - first]
         k += 1
     return k, total

@@ -21,7 +21,7 @@ from shufflerl.mdp import Mixture, Problem
 from shufflerl.seeding import Seed, stream
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
-STATE_VERSION = 4
+STATE_VERSION = 5
 
 
 @dataclass(frozen=True)

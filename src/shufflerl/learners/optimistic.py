@@ -140,7 +140,7 @@ class Optimistic(Learner):
         posterior.recall(arrays)
         self.posterior = posterior
         sizes = np.array(values["sizes"], dtype=np.int64)
-        planned = sizes.sum() == self.problem.episodes or (len(arrays["users"]) == 0 and len(sizes) == 1)
+        planned = sizes.sum() == self.problem.episodes or (posterior.is_new and len(sizes) == 1)
         noises = values["noise"], values["noise_each"]
         if not planned or sizes.min() < 1 or not all(math.isfinite(noise) and noise >= 0 for noise in noises):
             raise StateMismatchError("The saved state has no fitting sizes or noise; use bytes that save() returned.")
