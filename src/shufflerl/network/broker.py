@@ -94,15 +94,14 @@ class Broker:
 
     async def _connect(self) -> None:
         """Connect, however long that takes; `StorageError` if the servers do not want us."""
-        refused = asyncio.Event()
-        told = False
+        told = connected = False
 
         async def failed(reason: Exception) -> None:
             """What matters of later errors is told by the operations that meet them."""
             nonlocal told
-            if "authorization violation" in str(reason).lower():
-                refused.set()
-            elif not told and not self._client.is_connected:
+            if "authorization violation" in str(reason).lower() and not connected:
+                raise StorageError("The message broker refuses the user; check the credentials given for `store`.")
+            if not told and not self._client.is_connected:
                 told = True
                 http.event("waits for the message broker", detail=_said(reason))
 
@@ -113,27 +112,19 @@ class Broker:
             http.event("the message broker is back")
 
         self._client = Client()
-        connecting = asyncio.ensure_future(
-            self._client.connect(
-                **self._options,
-                error_cb=failed,
-                disconnected_cb=lost,
-                reconnected_cb=back,
-                connect_timeout=2,
-                reconnect_time_wait=0.2,  # type: ignore[arg-type]  # seconds; fractions work
-                max_reconnect_attempts=-1,
-                ping_interval=2,
-                max_outstanding_pings=2,
-                pending_size=64 * 2**20,
-            )
+        await self._client.connect(
+            **self._options,
+            error_cb=failed,
+            disconnected_cb=lost,
+            reconnected_cb=back,
+            connect_timeout=2,
+            reconnect_time_wait=0.2,  # type: ignore[arg-type]  # seconds; fractions work
+            max_reconnect_attempts=-1,
+            ping_interval=2,
+            max_outstanding_pings=2,
+            pending_size=64 * 2**20,
         )
-        denied = asyncio.ensure_future(refused.wait())
-        await asyncio.wait([connecting, denied], return_when=asyncio.FIRST_COMPLETED)
-        denied.cancel()
-        if not connecting.done():
-            connecting.cancel()
-            raise StorageError("The message broker refuses the user; check the credentials given for `store`.")
-        connecting.result()
+        connected = True
         version = self._client.connected_server_version
         if (version.major, version.minor) < OLDEST:
             await self._client.close()
