@@ -17,6 +17,9 @@ from shufflerl.mdp import PolicyArray
 FINER = 1.5
 #: Nothing further behind than this many errors is looked at.
 _FAR_BEHIND = 8.0
+#: With noise a gain counts up to so many times more, half of that where a mistake would cost this many times what is
+#: lost so far: a run that makes such a mistake is one of the worst.
+_MORE_AT_STAKE, _AT_STAKE = 2.0, 3.0
 #: A try without noise has this part of the visits that are known of a row, or so few, at most.
 _PART, _FEWEST = 0.5, 2.0
 #: States that are reached more rarely are not looked at.
@@ -35,7 +38,7 @@ class Rivals(NamedTuple):
     `known` is what is known of them, the visits `promised` by others of the batch included; `noisy` is the variance of
     a counter's noise. So many come to (h, x) `later` on the best policy's way, those `others` included who come to x at
     other steps, as far as they count. Without noise a visit on that way gains so much `by_visit`, less what it costs;
-    with noise that is not counted.
+    with noise that is not counted. By the estimates so much was `lost` by all users so far.
     """
 
     behind: FloatArray
@@ -47,6 +50,7 @@ class Rivals(NamedTuple):
     later: FloatArray
     others: FloatArray
     by_visit: FloatArray
+    lost: float
 
 
 @compiled
@@ -74,7 +78,11 @@ def whole_try(rivals: Rivals, h: int, x: int, a: int) -> float:
 
 @compiled
 def learned(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, price: float, bold: float) -> float:
-    """What those who come later gain by so many visits, whatever these cost: see `looks.plan_look`."""
+    """What those who come later gain by so many visits, whatever these cost: see `looks.plan_look`.
+
+    With noise that counts more where much is at stake, R s / (1 + z): about what an action z errors s behind, if it is
+    better after all, would have gained for the R users who come later.
+    """
     had = rivals.promised[h, x, a]
     tells = max(0.0, information(now + had, rivals.noisy) - information(had, rivals.noisy))  # not -0 by rounding
     moves = bold * rivals.error[h, x, a] * math.sqrt(tells / (tells + rivals.known[h, x, a]))
@@ -82,7 +90,12 @@ def learned(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, pr
     if price <= 0.0 or price >= min(most, _FAR_BEHIND * moves):
         return 0.0
     never = beyond(most / moves) if most < _FAR_BEHIND * moves else 0.0
-    return float(later * moves * (beyond(price / moves) - never))
+    gain = later * moves * (beyond(price / moves) - never)
+    if rivals.noisy == 0.0:
+        return float(gain)
+    error = bold * rivals.error[h, x, a]
+    stake = later * min(error / (1.0 + price / error), rivals.room[h, x])
+    return float(gain * (1.0 + _MORE_AT_STAKE * stake / (stake + _AT_STAKE * rivals.lost)))
 
 
 @compiled

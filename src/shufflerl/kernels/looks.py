@@ -23,21 +23,22 @@ from shufflerl.mdp import PolicyArray
 #: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
 #: and the more they cost, a trade of mean regret for its tail. Less where steps are alike: there it counts as well who
 #: comes at other steps. Without noise looks are small (see `gain_of`) and go on from batch to batch while they seem
-#: worth it: with so bold errors they end where optimal stopping would.
-_BOLD, _BOLD_ALIKE, _BOLD_UNNOISY = 0.9, 0.8, 1.8
+#: worth it: with errors 1.8 times they would end where optimal stopping would. Where steps are alike more is at stake.
+_BOLD, _BOLD_ALIKE = 0.9, 0.8
+_BOLD_UNNOISY, _BOLD_UNNOISY_ALIKE = 1.65, 1.95
 #: Who comes to the same state at another step counts by this part, as far as the steps are alike: what is found out is
 #: found out for them too. Less than one, as other steps are looked at as well: again a trade of mean for tail.
 _OTHER_STEPS, _OTHER_STEPS_UNNOISY = 0.5, 0.3
 #: With noise the variance of what few visits tell is taken twice, from this many on less: one unlucky try is no law.
-_FEW = 15.0
+_FEW = 10.0
 #: A sixth of a skew below this is none.
 _SYMMETRIC = 1e-9
 #: Looks of a batch at most; the smallest, in parts of the smallest try.
 _LOOKS, _SMALL = 4, 0.5
-#: Users of all looks of a batch, and how many more there are at most: as many of these as optimism would send along the
-#: best policy anyhow. Without noise each look has a part of all these: steps where it costs little to try take turns
-#: with those where it is dear.
-_SHARE, _MORE, _EACH_UNNOISY = 0.12, 0.3, 0.25
+#: Users of all looks of a batch at most: as many of these as optimism would send along the best policy anyhow, and
+#: without noise some more. There each look has a part of all these: steps where it costs little to try take turns with
+#: those where it is dear.
+_SHARE, _SHARE_UNNOISY, _MORE_UNNOISY, _EACH_UNNOISY = 0.36, 0.3, 0.12, 0.25
 #: Bonuses of the plans that all other users play are this much of a standard error times z. Less than one, since
 #: values add up over a path of rows that are all taken at their best, which no run of luck would do.
 _OPTIMISM = 0.5
@@ -51,7 +52,7 @@ class Best(NamedTuple):
     """The best policy by the estimates, how likely it is in (h, x), and all actions against it.
 
     They are `behind` it by so much, the `variance` of that, and there is so much `room` ahead of it (see `Rivals`).
-    What it earns from (h, x) on is `unsure` by such variances.
+    What it earns from (h, x) on is `unsure` by such variances. All users so far `lost` so much against it, or one.
     """
 
     policy: PolicyArray
@@ -60,6 +61,7 @@ class Best(NamedTuple):
     variance: FloatArray
     room: FloatArray
     unsure: FloatArray
+    lost: float
 
 
 @compiled
@@ -95,8 +97,11 @@ def plan_batch(
     further = np.empty_like(reached)
     optimistic_policy(rows, promised, _OPTIMISM, max(smallest, users), left, noisy, lots[0], plan, hoped)
     best = find_best(rows, start)
-    most_looking = users * (_SHARE + _MORE * _faithful(rows, start, plan, best.policy))
-    by_one = most_looking * (_EACH_UNNOISY if noisy == 0.0 else 1.0)
+    faithful = _faithful(rows, start, plan, best.policy)
+    most_looking = by_one = users * _SHARE * faithful
+    if noisy == 0.0:
+        most_looking = users * (_MORE_UNNOISY + _SHARE_UNNOISY * faithful)
+        by_one = most_looking * _EACH_UNNOISY
     for c in range(len(policies)):
         policy = policies[c]
         last = c == len(policies) - 1
@@ -209,7 +214,8 @@ def plan_look(
     part = _OTHER_STEPS_UNNOISY if noisy == 0.0 else _OTHER_STEPS
     others = part * rows.alike * left * (reached.sum(axis=0) - reached)
     later = left * reached + others
-    rivals = Rivals(best.behind, error, best.room, known, promised, noisy, later, others, np.zeros_like(error))
+    by_visit = np.zeros_like(error)
+    rivals = Rivals(best.behind, error, best.room, known, promised, noisy, later, others, by_visit, best.lost)
     if noisy == 0.0:
         count_gains(rivals)
     gain = 0.0
@@ -276,7 +282,7 @@ def find_best(rows: Rows, start: FloatArray) -> Best:
             unsure[h, x] = along(variance[h, x, best], further, rows.alike)
     reached = np.zeros((horizon, states))
     _follow(rows, start, policy, reached)
-    return Best(policy, reached, behind, variance, room, unsure)
+    return Best(policy, reached, behind, variance, room, unsure, max(1.0, (rows.visits * behind).sum()))
 
 
 @compiled
@@ -291,10 +297,12 @@ def _count_promises(rows: Rows, best: Best, promised: FloatArray, noisy: float) 
                 had = information(promised[h, x, a], noisy)
                 if noisy == 0.0:
                     skew = _skew(rows.rewards[h, x, a], rows.reward_variances[h, x, a], variance[h, x, a])
-                    bold, doubtful = _BOLD_UNNOISY, as_normal(best.behind[h, x, a], variance[h, x, a], skew)
+                    bold = _BOLD_UNNOISY + rows.alike * (_BOLD_UNNOISY_ALIKE - _BOLD_UNNOISY)
+                    doubtful = as_normal(best.behind[h, x, a], variance[h, x, a], skew)
                 else:
                     few = 1.0 + _FEW / (_FEW + TYPICAL * rows.told[h, x, a])
-                    bold, doubtful = _BOLD + rows.alike * (_BOLD_ALIKE - _BOLD), variance[h, x, a] * few
+                    bold = _BOLD + rows.alike * (_BOLD_ALIKE - _BOLD)
+                    doubtful = variance[h, x, a] * few
                 error[h, x, a] = bold * math.sqrt(doubtful * known[h, x, a] / (known[h, x, a] + had))
                 known[h, x, a] += had
     return error, known
