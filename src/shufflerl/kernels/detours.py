@@ -19,7 +19,7 @@ FINER = 1.5
 _FAR_BEHIND = 8.0
 #: With noise a gain counts up to so many times more, half of that where a mistake would cost this many times what is
 #: lost so far: a run that makes such a mistake is one of the worst.
-_MORE_AT_STAKE, _AT_STAKE = 2.0, 3.0
+_MORE_AT_STAKE, _AT_STAKE = 1.5, 3.0
 #: A try without noise has this part of the visits that are known of a row, or so few, at most.
 _PART, _FEWEST = 0.5, 2.0
 #: States that are reached more rarely are not looked at.

@@ -30,7 +30,7 @@ _BOLD_UNNOISY, _BOLD_UNNOISY_ALIKE = 1.65, 1.95
 #: found out for them too. Less than one, as other steps are looked at as well: again a trade of mean for tail.
 _OTHER_STEPS, _OTHER_STEPS_UNNOISY = 0.5, 0.3
 #: With noise the variance of what few visits tell is taken twice, from this many on less: one unlucky try is no law.
-_FEW = 10.0
+_FEW = 8.0
 #: A sixth of a skew below this is none.
 _SYMMETRIC = 1e-9
 #: Looks of a batch at most; the smallest, in parts of the smallest try.
@@ -38,7 +38,7 @@ _LOOKS, _SMALL = 4, 0.5
 #: Users of all looks of a batch at most: as many of these as optimism would send along the best policy anyhow, and
 #: without noise some more. There each look has a part of all these: steps where it costs little to try take turns with
 #: those where it is dear.
-_SHARE, _SHARE_UNNOISY, _MORE_UNNOISY, _EACH_UNNOISY = 0.36, 0.3, 0.12, 0.25
+_SHARE, _SHARE_UNNOISY, _MORE_UNNOISY, _EACH_UNNOISY = 0.42, 0.3, 0.12, 0.25
 #: Bonuses of the plans that all other users play are this much of a standard error times z. Less than one, since
 #: values add up over a path of rows that are all taken at their best, which no run of luck would do.
 _OPTIMISM = 0.5
