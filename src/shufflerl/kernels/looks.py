@@ -23,7 +23,7 @@ from shufflerl.mdp import PolicyArray
 #: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
 #: and the more they cost, a trade of mean regret for its tail. Less where steps are alike: there it counts as well who
 #: comes at other steps. Without noise looks are small (see `gain_of`) and go on from batch to batch while they seem
-#: worth it: with errors 1.8 times they would end where optimal stopping would. Where steps are alike more is at stake.
+#: worth it: with errors so bold they end where optimal stopping would, and a little later where steps are alike.
 _BOLD, _BOLD_ALIKE = 0.9, 0.8
 _BOLD_UNNOISY, _BOLD_UNNOISY_ALIKE = 1.65, 1.95
 #: Who comes to the same state at another step counts by this part, as far as the steps are alike: what is found out is
