@@ -10,14 +10,8 @@ from shufflerl import CountPopulation, learners, privatizers
 from shufflerl.checks import FloatArray
 from shufflerl.envs import make
 from shufflerl.estimation.posterior import Posterior
-from shufflerl.kernels.dirichlet import (
-    CONCENTRATIONS,
-    count_rewards,
-    count_transitions,
-    learn_law,
-    log_likelihoods,
-    shrinkage,
-)
+from shufflerl.kernels.concentration import learn_law, log_likelihoods
+from shufflerl.kernels.dirichlet import CONCENTRATIONS, count_rewards, count_transitions, shrinkage
 from shufflerl.kernels.optimism import mean_and_error
 from shufflerl.kernels.pooling import UNKNOWN
 from shufflerl.kernels.posterior import LARGEST_SPREAD
@@ -29,7 +23,7 @@ from shufflerl.mdp import MDP
 def test_likelihoods_are_those_of_the_dirichlet_multinomial_law(counts: list[int], prior: list[float]) -> None:
     """But for the number of orders in which the outcomes may have come."""
     ours = np.empty(len(CONCENTRATIONS))
-    log_likelihoods(np.array(counts, dtype=float), np.array(prior), ours)
+    log_likelihoods(np.array(counts, dtype=float), np.array(prior), CONCENTRATIONS, ours)
     theirs = np.array(
         [stats.dirichlet_multinomial.logpmf(counts, s * np.array(prior), sum(counts)) for s in CONCENTRATIONS]
     )
@@ -41,22 +35,23 @@ def _draw_likelihoods(concentrations: FloatArray, visits: int, width: int, seed:
     rng = np.random.default_rng(seed)
     out, prior = np.empty((len(concentrations), len(CONCENTRATIONS))), np.full(width, 1 / width)
     for row, s in zip(out, concentrations, strict=True):
-        log_likelihoods(rng.multinomial(visits, rng.dirichlet(s * prior)).astype(float), prior, row)
+        counts = rng.multinomial(visits, rng.dirichlet(s * prior)).astype(float)
+        log_likelihoods(counts, prior, CONCENTRATIONS, row)
     return out
 
 
-def test_the_law_is_the_likeliest_with_the_weight_of_one_row_before_any() -> None:
+@pytest.mark.parametrize("before", [np.full(5, 0.2), np.array([0.6, 0.1, 0.1, 0.1, 0.1])])
+def test_the_law_is_the_likeliest_with_the_weight_of_one_row_before_any(before: FloatArray) -> None:
     """Against a numerical search: of the law's posterior, the rows' likelihoods and one row's share for each s."""
     likelihoods = _draw_likelihoods(np.repeat([0.1, 2.0], 30), 12, 4, seed=1)
     scaled = np.exp(likelihoods - likelihoods.max(axis=1, keepdims=True))
-    each = 1 / len(CONCENTRATIONS)
 
     def unlikely(logits: FloatArray) -> float:
         law = np.exp(logits) / np.exp(logits).sum()
-        return float(-np.log(scaled @ law).sum() - each * np.log(law).sum())
+        return float(-np.log(scaled @ law).sum() - before @ np.log(law))
 
     best = optimize.minimize(unlikely, np.zeros(len(CONCENTRATIONS)))
-    law = learn_law(likelihoods)
+    law = learn_law(likelihoods, before)
     assert law.sum() == pytest.approx(1.0)
     assert unlikely(np.log(law)) < best.fun + 0.2
     assert unlikely(np.zeros(len(law))) > best.fun + 2.0
@@ -66,7 +61,7 @@ def test_the_law_is_the_likeliest_with_the_weight_of_one_row_before_any() -> Non
 @pytest.mark.parametrize("s", CONCENTRATIONS)
 def test_rows_that_are_all_alike_are_found_out(s: float) -> None:
     """Forty rows of one concentration: at least 0.7 of the law is on it and its neighbours."""
-    law = learn_law(_draw_likelihoods(np.full(40, s), 20, 4, seed=2))
+    law = learn_law(_draw_likelihoods(np.full(40, s), 20, 4, seed=2), np.full(5, 0.2))
     assert law[np.abs(np.log(CONCENTRATIONS / s)) < 2].sum() > 0.7
 
 

@@ -13,8 +13,10 @@ from shufflerl.checks import FloatArray
 from shufflerl.kernels.pooling import TYPICAL, UNKNOWN
 from shufflerl.kernels.posterior import (
     CONCENTRATIONS,
+    UNIFORM,
     _doubt,
     compare_steps,
+    how_uniform,
     project,
     shrink_rewards,
     shrink_transitions,
@@ -138,38 +140,103 @@ def test_rewards_that_differ_have_the_exact_posterior() -> None:
 
 
 def test_transitions_have_the_exact_posterior() -> None:
-    """The same on the simplex of two states, along which all variances are halved, where p(1-p) is half of TYPICAL."""
-    difference, noise = 0.0, np.array([0.03, 0.01])
+    """Two normals, the row's own estimate and its prior, on the simplex of two states: p(1-p) is half of TYPICAL."""
+    noise = np.array([0.03, 0.01])
     target = (1 - np.sqrt(1 - 2 * TYPICAL)) / 2
-    told = 1 / noise[1]
-    other = (target * (10 + told) - 5) / told
-    assert 0 < other < 1
-    raw = np.array([0.3, other])
     layout = Layout((2, 2, 1))
     shape = (3, 2, 1)
     noises = np.full(shape, UNKNOWN)
     noises[:2, 0, 0] = noise
     table = np.full((2, 2, 1, 2), 0.5)
-    table[:, 0, 0] = np.stack([raw, 1 - raw], axis=-1)
+    errors = np.zeros(shape), noises, np.zeros((2, 1))
+    visits = TYPICAL / noise[1]
+
+    def towards(other: float) -> float:
+        """The other step's row, drawn towards the uniform one."""
+        table[:, 0, 0] = [[0.3, 0.7], [other, 1 - other]]
+        likely = how_uniform(layout.row_starts, layout.successors, table.ravel(), *errors)[0, 0]
+        trust = likely @ (visits / (visits + UNIFORM))
+        return float(trust * other + (1 - trust) / 2)
+
+    optimize.brentq(lambda other: towards(other) - target, 0.0, target, xtol=1e-14)
     prior, probabilities = np.empty((2, layout.size))
     spread, uncertainty = np.empty((2, *shape))
     shrink_transitions(
         layout.row_starts,
         layout.successors,
         table.ravel(),
-        np.zeros(shape),
-        noises,
-        np.full((2, 1), difference),
+        *errors,
         prior,
         spread,
         probabilities,
         uncertainty,
         np.empty_like(prior),
     )
-    mean, variance = _conditional(0.5, np.full((2, 2), 0.1 / 2), noise / 2, raw)
     assert prior[0] == pytest.approx(target)
+    assert spread[0, 0, 0] == pytest.approx(1 / (visits + 1.5))
+    open_before = TYPICAL / 2 / (visits + 1.5)
+    variance = 1 / (1 / open_before + 2 / noise[0])
+    mean = variance * (target / open_before + 0.3 * 2 / noise[0])
     assert probabilities[:2] == pytest.approx([mean, 1 - mean])
     assert uncertainty[0, 0, 0] == pytest.approx(variance)
+
+
+def test_how_uniform_rows_are_is_learned_from_all_of_them() -> None:
+    """Counts by scipy's law of them, and EM in plain numpy; a row that nobody visited is like the others."""
+    rng = np.random.default_rng(1)
+    counts = np.array([rng.multinomial(60, rng.dirichlet(np.full(5, s / 5))) for s in (2, 20, 20, 90)] + [[0] * 5])
+    layout = Layout((1, 5, 1))
+    sampling = np.full((2, 5, 1), UNKNOWN)
+    sampling[0, :4] = 1 / 60
+    none = np.zeros((2, 5, 1))
+    likely = how_uniform(layout.row_starts, layout.successors, counts.ravel() / 60, sampling, none, none[0])[:, 0]
+    rows = [[stats.dirichlet_multinomial.pmf(row, np.full(5, s / 5), 60) for s in UNIFORM] for row in counts[:4]]
+    law = before = np.array([0.7, 0.1, 0.1, 0.1])
+    for _ in range(20):
+        shares = law * rows / (law * rows).sum(axis=1, keepdims=True)
+        law = (before + shares.sum(axis=0)) / 5
+    shares = law * rows / (law * rows).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(likely, [*shares, law], rtol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.002, 0.03])
+@pytest.mark.parametrize("s", [0.5, 2.0, 40.0])
+@pytest.mark.parametrize("width", [3, 30])
+def test_rows_are_drawn_towards_uniform_as_far_as_they_all_are(width: int, s: float, noise: float) -> None:
+    """Of 600 rows, each visited 30 times at one step: nearly uniform ones are told much better, others no worse.
+
+    That is against s = 1.5 for all, by squared errors, of what a second step that nobody saw is thought to be.
+    """
+    actions, visited = 600 // width, 1 / (1 / 30 + noise / TYPICAL)
+    rng = np.random.default_rng(width)
+    truth = rng.dirichlet(np.full(width, s / width), 600)
+    seen = rng.multinomial(30, truth) / 30 + np.sqrt(noise) * rng.standard_normal(truth.shape)
+    layout, shape = Layout((2, width, actions)), (3, width, actions)
+    sampling = np.full(shape, UNKNOWN)
+    sampling[0] = 1 / 30
+    noises = np.where(sampling < UNKNOWN, noise, UNKNOWN if noise else 0.0)
+    prior, probabilities, doubt = np.empty((3, layout.size))
+    spread, uncertainty = np.empty((2, *shape))
+    shrink_transitions(
+        layout.row_starts,
+        layout.successors,
+        np.concatenate([seen, np.full_like(seen, 1 / width)]).ravel(),
+        sampling,
+        noises,
+        np.zeros(shape[1:]),
+        prior,
+        spread,
+        probabilities,
+        uncertainty,
+        doubt,
+    )
+    drawn, weakly = prior.reshape(2, 600, width)[1], np.empty_like(seen)
+    for row, shares in zip(weakly, seen, strict=True):
+        project(shares, row)
+    weakly = (visited * weakly + 1.5 / width) / (visited + 1.5)
+    ratio = ((drawn - truth) ** 2).sum() / ((weakly - truth) ** 2).sum()
+    assert ratio < (0.6 if s > 2 else 1.06)
+    np.testing.assert_allclose(spread[1], 1 / (visited + 1.5), rtol=1e-3)
 
 
 @settings(max_examples=200, deadline=None)

@@ -13,59 +13,16 @@ differ, not having been paid a few times tells little.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
+from shufflerl.kernels.concentration import LEAST_VISITS, learn_law, log_likelihoods
 from shufflerl.kernels.posterior import LARGEST_SPREAD, LEAST_CHANCE, REWARD_VARIANCE, prior_rewards
 
-#: Concentrations that are weighed against each other; all are as likely before any data, for rows by the weight of one.
+#: Concentrations that are weighed against each other, and how likely each is before any data.
 CONCENTRATIONS = np.array([0.02, 0.1, 0.5, 2.0, 8.0])
-_EM_STEPS = 20
-#: A row that fewer have visited says nothing about s.
-_LEAST_VISITS = 2.0
-
-
-@compiled
-def log_likelihoods(counts: FloatArray, prior: FloatArray, out: FloatArray) -> None:
-    """Write how likely such counts of a row are by each concentration, but for a factor that is the same for all."""
-    total = counts.sum()
-    for g in range(len(CONCENTRATIONS)):
-        s = CONCENTRATIONS[g]
-        out[g] = math.lgamma(s) - math.lgamma(total + s)
-        for j in range(len(counts)):
-            if counts[j] > 0.5:
-                out[g] += math.lgamma(counts[j] + s * prior[j]) - math.lgamma(s * prior[j])
-
-
-@compiled
-def learn_law(likelihoods: FloatArray) -> FloatArray:
-    """The law of s over all rows by EM, given `likelihoods[i, g]` of row i, which become what is likely of its s."""
-    rows, grid = likelihoods.shape
-    law = np.full(grid, 1.0 / grid)
-    for i in range(rows):
-        top = likelihoods[i].max()
-        for g in range(grid):
-            likelihoods[i, g] = math.exp(likelihoods[i, g] - top)
-    for _ in range(_EM_STEPS):
-        seen = np.full(grid, 1.0 / grid)
-        for i in range(rows):
-            total = 0.0
-            for g in range(grid):
-                total += law[g] * likelihoods[i, g]
-            for g in range(grid):
-                seen[g] += law[g] * likelihoods[i, g] / total
-        law = seen / (1.0 + rows)
-    for i in range(rows):
-        total = 0.0
-        for g in range(grid):
-            likelihoods[i, g] *= law[g]
-            total += likelihoods[i, g]
-        for g in range(grid):
-            likelihoods[i, g] /= total
-    return law
+_LAW = np.full(5, 0.2)
 
 
 @compiled
@@ -99,7 +56,7 @@ def count_transitions(
     which = np.full(rows, -1)
     known = 0
     for i in range(rows):
-        if visits[i] >= _LEAST_VISITS and row_starts[i + 1] - row_starts[i] > 1:
+        if visits[i] >= LEAST_VISITS and row_starts[i + 1] - row_starts[i] > 1:
             which[i] = known
             known += 1
     likely = np.zeros((known, len(CONCENTRATIONS)))
@@ -107,8 +64,8 @@ def count_transitions(
         if which[i] >= 0:
             width = row_starts[i + 1] - row_starts[i]
             counts = visits[i] * raw[row_starts[i] : row_starts[i + 1]]
-            log_likelihoods(counts, np.full(width, 1.0 / width), likely[which[i]])
-    law = learn_law(likely)
+            log_likelihoods(counts, np.full(width, 1.0 / width), CONCENTRATIONS, likely[which[i]])
+    law = learn_law(likely, _LAW)
     for i in range(rows):
         others = 1.0 / spreads[i] - 1.0 if spreads[i] < LARGEST_SPREAD else 0.0
         towards, errors[i] = shrinkage(likely[which[i]] if which[i] >= 0 else law, others, visits[i])
@@ -136,8 +93,9 @@ def count_rewards(
     usual = total / seen
     likely, here = np.zeros((2, len(CONCENTRATIONS)))
     for i in range(len(paid)):
-        if visits[i] >= _LEAST_VISITS:
-            log_likelihoods(visits[i] * np.array([paid[i], 1.0 - paid[i]]), np.array([usual, 1.0 - usual]), here)
+        if visits[i] >= LEAST_VISITS:
+            counts = visits[i] * np.array([paid[i], 1.0 - paid[i]])
+            log_likelihoods(counts, np.array([usual, 1.0 - usual]), CONCENTRATIONS, here)
             likely += here
     law = np.exp(likely - likely.max())
     law /= law.sum()

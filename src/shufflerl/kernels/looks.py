@@ -35,10 +35,14 @@ _FEW = 8.0
 _SYMMETRIC = 1e-9
 #: Looks of a batch at most; the smallest, in parts of the smallest try.
 _LOOKS, _SMALL = 4, 0.5
-#: Users of all looks of a batch at most: as many of these as optimism would send along the best policy anyhow, and
-#: without noise some more. There each look has a part of all these: steps where it costs little to try take turns with
+#: Users of all looks of a batch at most: some in any case, and as many more of these as optimism would send along the
+#: best policy anyhow. Without noise each look has a part of them: steps where it costs little to try take turns with
 #: those where it is dear.
-_SHARE, _SHARE_UNNOISY, _MORE_UNNOISY, _EACH_UNNOISY = 0.42, 0.3, 0.12, 0.25
+_ANYHOW, _SHARE = 0.04, 0.32
+_ANYHOW_UNNOISY, _SHARE_UNNOISY, _EACH_UNNOISY = 0.12, 0.3, 0.25
+#: What a batch asks for is chosen by what it tries, so looks reckon with so much less of the noise that the other
+#: counters add. Not with none of it: the rest of the batch is heard as well.
+_UNASKED = 0.7
 #: Bonuses of the plans that all other users play are this much of a standard error times z. Less than one, since
 #: values add up over a path of rows that are all taken at their best, which no run of luck would do.
 _OPTIMISM = 0.5
@@ -85,7 +89,7 @@ def plan_batch(
     no room for more plays the best policy. The less is left to discover, the more users may look back; a whole try
     stays for the plans. `noisy` is the variance of a counter's noise if every counter is asked, `lots` break ties.
 
-    Writes which counters are `asked` (see `choose_counters`): every one, unless `each` that users touch adds noise.
+    Writes which of the counters are `asked` (see `choose_counters`): all, unless `each` that users touch adds noise.
     """
     promised = np.zeros_like(rows.visits)
     reached = np.zeros(rows.visits.shape[:2])
@@ -98,10 +102,11 @@ def plan_batch(
     optimistic_policy(rows, promised, _OPTIMISM, max(smallest, users), left, noisy, lots[0], plan, hoped)
     best = find_best(rows, start)
     faithful = _faithful(rows, start, plan, best.policy)
-    most_looking = by_one = users * _SHARE * faithful
+    most_looking = by_one = users * (_ANYHOW + _SHARE * faithful)
     if noisy == 0.0:
-        most_looking = users * (_MORE_UNNOISY + _SHARE_UNNOISY * faithful)
+        most_looking = users * (_ANYHOW_UNNOISY + _SHARE_UNNOISY * faithful)
         by_one = most_looking * _EACH_UNNOISY
+    heard = noisy - _UNASKED * each * (asked.sum() - 1)
     for c in range(len(policies)):
         policy = policies[c]
         last = c == len(policies) - 1
@@ -109,7 +114,7 @@ def plan_batch(
         look = 0.0
         if looking and c < _LOOKS and not last:
             sizes = (_SMALL * smallest, min(by_one, most_looking - given, rest - smallest))
-            look = plan_look(rows, best, promised, start, sizes, left, noisy, looked, policy)
+            look = plan_look(rows, best, promised, start, sizes, left, heard, looked, policy)
         looking = look > 0.0
         if c == 0 and not looking:
             policy[:] = plan

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
+from shufflerl.kernels.concentration import LEAST_VISITS, learn_law, log_likelihoods
 from shufflerl.kernels.pooling import TYPICAL
 
 #: What p(1-p) is at least taken for in the variance of an estimate, and in that of a difference between steps.
@@ -28,9 +29,11 @@ _EM_STEPS = 5
 _LEAST_VARIANCE = 1e-6
 #: Before any data the mean of a cell over the steps is thought of as normal, of this mean and precision.
 _MEAN, _MEAN_PRECISION = 0.3, 4.0
-#: Prior of a row that no other step tells of: uniform over its next states, its mean of this variance.
-_PRIOR_VARIANCE = 0.1
-LARGEST_SPREAD = 1.0 / 1.5
+#: Rows are on average uniform over their next states: a row's mean over the steps is drawn around that by a Dirichlet
+#: law of one of these concentrations, and how likely each is before any data. Errors are those of the least.
+UNIFORM = np.array([1.5, 6.0, 24.0, 96.0])
+_UNIFORM_LAW = np.array([0.7, 0.1, 0.1, 0.1])
+LARGEST_SPREAD = 1.0 / UNIFORM[0]
 #: However far below zero a cell was counted, this much of its noise is left.
 _LEAST_DOUBT = 0.1
 #: Prior of a reward that no other step tells of: mean 1/2, of this variance.
@@ -185,6 +188,81 @@ def _doubt(mean: float, variance: float) -> float:
 
 
 @compiled
+def how_uniform(
+    row_starts: IntArray,
+    successors: NDArray[np.int32],
+    raw: FloatArray,
+    sampling: FloatArray,
+    noise: FloatArray,
+    differences: FloatArray,
+) -> FloatArray:
+    """likely[x, a, g]: how likely a row's mean over the steps is of concentration g around the uniform row.
+
+    That mean is pooled by weights 1 / (A + B / TYPICAL + t), of sum N. Without noise it has the law of N visits; noise
+    would make rows seem more uniform than they are there, so that its cells are taken for normal instead.
+    """
+    horizon, states, actions = sampling.shape
+    tops = np.zeros(states)
+    bottoms = np.zeros(states)
+    nexts = np.zeros(states, dtype=np.int64)
+    likely = np.zeros((states * actions, len(UNIFORM)))
+    which = np.full((states, actions), -1)
+    known = 0
+    for x in range(states):
+        for a in range(actions):
+            width = 0
+            weights = by_chance = by_noise = 0.0
+            for h in range(horizon - 1):
+                i = (h * states + x) * actions + a
+                w = 1.0 / (sampling[h, x, a] + noise[h, x, a] / TYPICAL + differences[x, a])
+                weights += w
+                by_chance += w * w * (sampling[h, x, a] + differences[x, a])
+                by_noise += w * w * noise[h, x, a]
+                for t in range(row_starts[i], row_starts[i + 1]):
+                    y = successors[t]
+                    if bottoms[y] == 0.0:
+                        nexts[width] = y
+                        width += 1
+                    tops[y] += w * raw[t]
+                    bottoms[y] += w
+            means, own = np.empty((2, width))
+            visits = 0.0
+            for j in range(width):
+                y = nexts[j]
+                means[j] = tops[y] / bottoms[y]
+                visits += bottoms[y] / width
+                tops[y] = bottoms[y] = 0.0
+            if width > 1 and visits >= LEAST_VISITS:
+                project(means, own)
+                if by_noise == 0.0:
+                    log_likelihoods(visits * own, np.full(width, 1.0 / width), UNIFORM, likely[known])
+                else:
+                    chance = max((own * (1.0 - own)).sum() / width, _LEAST_DIFFERENCE)
+                    _noisy_likelihoods(means, (by_chance * chance + by_noise) / weights**2, likely[known])
+                which[x, a] = known
+                known += 1
+    law = learn_law(likely[:known], _UNIFORM_LAW)
+    out = np.empty((states, actions, len(UNIFORM)))
+    for x in range(states):
+        for a in range(actions):
+            out[x, a] = likely[which[x, a]] if which[x, a] >= 0 else law
+    return out
+
+
+@compiled
+def _noisy_likelihoods(cells: FloatArray, error: float, out: FloatArray) -> None:
+    """The log-likelihoods of concentrations around the uniform row, of D cells that are off by such a variance.
+
+    Each ~ N(1/D, (D - 1) / (D^2 (s + 1)) + error), and D - 1 of them are free.
+    """
+    width = len(cells)
+    apart = ((cells - 1.0 / width) ** 2).sum()
+    for g in range(len(UNIFORM)):
+        variance = (width - 1.0) / (width * width * (UNIFORM[g] + 1.0)) + error
+        out[g] = -0.5 * (width - 1.0) * (math.log(variance) + apart / (width * variance))
+
+
+@compiled
 def shrink_transitions(
     row_starts: IntArray,
     successors: NDArray[np.int32],
@@ -200,8 +278,9 @@ def shrink_transitions(
 ) -> None:
     """Each row's prior from the other steps, then its posterior.
 
-    Prior: the other steps' rows averaged with weights 1 / (TYPICAL A + B + TYPICAL t), of sum S, and drawn towards the
-    uniform row; `spread` is its variance per p(1-p). Posterior: a weighted mean of the row's own estimate, projected on
+    Prior: the other steps' rows averaged with weights 1 / (A + B / TYPICAL + t), of sum N, and drawn towards the uniform
+    row by E s / (N + s) (see `how_uniform`); `spread` is its variance per p(1-p), taken for 1 / (N + s) + t with the
+    least s: who trusted in uniform rows by more would miss the one that is not. Posterior: a weighted mean of the row's own estimate, projected on
     the simplex, and the prior, by their mean variances over the cells; `uncertainty` is the variance that remains.
     `doubt` says for every cell what part of its noise can still be in it, as no probability is below 0 or above 1.
     """
@@ -210,12 +289,13 @@ def shrink_transitions(
     bottoms = np.zeros(states)
     others = np.zeros(states)
     own = np.zeros(states)
+    uniform = how_uniform(row_starts, successors, raw, sampling, noise, differences)
     for x in range(states):
         for a in range(actions):
             difference = differences[x, a]
             for h in range(horizon - 1):
                 i = (h * states + x) * actions + a
-                w = 1.0 / (TYPICAL * sampling[h, x, a] + noise[h, x, a] + TYPICAL * difference)
+                w = 1.0 / (sampling[h, x, a] + noise[h, x, a] / TYPICAL + difference)
                 for t in range(row_starts[i], row_starts[i + 1]):
                     tops[successors[t]] += w * raw[t]
                     bottoms[successors[t]] += w
@@ -223,7 +303,7 @@ def shrink_transitions(
                 i = (h * states + x) * actions + a
                 first = row_starts[i]
                 width = row_starts[i + 1] - first
-                w = 1.0 / (TYPICAL * sampling[h, x, a] + noise[h, x, a] + TYPICAL * difference)
+                w = 1.0 / (sampling[h, x, a] + noise[h, x, a] / TYPICAL + difference)
                 told = 0.0
                 for j in range(width):
                     y = successors[first + j]
@@ -231,8 +311,8 @@ def shrink_transitions(
                     others[j] = (tops[y] - w * raw[first + j]) / rest if rest > 1e-6 else 1.0 / width
                     told += max(rest, 0.0) / width
                 project(others[:width], own[:width])
-                trust = _PRIOR_VARIANCE * told / (_PRIOR_VARIANCE * told + 1.0)
-                spread[h, x, a] = min(LARGEST_SPREAD, 1.0 / (TYPICAL * (1.0 / _PRIOR_VARIANCE + told)) + difference)
+                trust = (uniform[x, a] * told / (told + UNIFORM)).sum()
+                spread[h, x, a] = min(LARGEST_SPREAD, 1.0 / (told + UNIFORM[0]) + difference)
                 prior_variance = 0.0
                 for j in range(width):
                     p = trust * own[j] + (1.0 - trust) / width
