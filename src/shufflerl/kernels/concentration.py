@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from shufflerl.checks import FloatArray
 from shufflerl.kernels import compiled
 

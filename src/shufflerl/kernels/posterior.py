@@ -278,11 +278,12 @@ def shrink_transitions(
 ) -> None:
     """Each row's prior from the other steps, then its posterior.
 
-    Prior: the other steps' rows averaged with weights 1 / (A + B / TYPICAL + t), of sum N, and drawn towards the uniform
-    row by E s / (N + s) (see `how_uniform`); `spread` is its variance per p(1-p), taken for 1 / (N + s) + t with the
-    least s: who trusted in uniform rows by more would miss the one that is not. Posterior: a weighted mean of the row's own estimate, projected on
-    the simplex, and the prior, by their mean variances over the cells; `uncertainty` is the variance that remains.
-    `doubt` says for every cell what part of its noise can still be in it, as no probability is below 0 or above 1.
+    Prior: the other steps' rows averaged with weights 1 / (A + B / TYPICAL + t), of sum N, and drawn towards the
+    uniform row by E s / (N + s) (see `how_uniform`); `spread` is its variance per p(1-p), taken for 1 / (N + s) + t
+    with the least s: who were sure that rows are uniform would never look at the one that is not. Posterior: a weighted
+    mean of the row's own estimate, projected on the simplex, and the prior, by their mean variances over the cells;
+    `uncertainty` is the variance that remains. `doubt` says for every cell what part of its noise can still be in it,
+    as no probability is below 0 or above 1.
     """
     horizon, states, actions = sampling.shape
     tops = np.zeros(states)
