@@ -7,8 +7,11 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
+from shufflerl import planning
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import Batch, CountQuery
+from shufflerl.estimation.posterior import Posterior
+from shufflerl.kernels.optimism import Rows
 from shufflerl.mdp import MDP, Mixture, PolicyArray
 
 
@@ -70,3 +73,15 @@ mdps = st.builds(
     actions=st.integers(1, 3),
     sparse=st.booleans(),
 )
+
+
+def estimated_rows(mdp: MDP) -> Rows:
+    """Rows as if the estimates were right."""
+    return Posterior(mdp.problem(100)).rows._replace(probabilities=mdp.probabilities, rewards=mdp.rewards)
+
+
+def behind_best(mdp: MDP) -> FloatArray:
+    """How far each action is behind the best of its state."""
+    q = planning.optimal_q(mdp.layout.table(mdp.probabilities), mdp.rewards)
+    behind: FloatArray = q.max(axis=-1, keepdims=True) - q
+    return behind
