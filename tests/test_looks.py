@@ -233,7 +233,7 @@ def _planned(users: float, *, unknown: float = 0.0) -> tuple[list[int], list[flo
 def test_users_look_back_where_optimism_is_for_the_best_anyhow() -> None:
     """0.36 of them at most, in looks of 50 or more, and a whole try is left to the plans; else a twenty-fifth."""
     assert _planned(130.0) == ([0], [130.0])
-    for users, look in ((160.0, 50.0), (220.0, 75.0)):
+    for users, look in ((160.0, 50.0), (208.0, 50.0), (209.0, 75.0)):
         arms, shares = _planned(users)
         assert arms[:2] == [1, 0]
         assert shares[0] == look <= 0.36 * users
@@ -246,14 +246,17 @@ def test_users_look_back_where_optimism_is_for_the_best_anyhow() -> None:
 def test_looks_reckon_with_less_of_the_noise_that_counters_add() -> None:
     """By 0.7 of it: as many users look as if the noise were that of three tenths of the others from the start."""
     looks = []
-    for noise, each in ((1000.0, 0.0), (1000.0, 900.0), (1000.0 - 0.7 * 900.0, 0.0)):
+    for noise, each in ((1000.0, 0.0), (1000.0, 900.0), (1000.0 - 0.7 * 900.0, 0.0), (1000.0 - 0.6 * 900.0, 0.0)):
         rows = _bandit(np.array([0.6, 0.5]), np.array([0.001, 0.1]), np.array([1e5, 100.0]))
         policies, shares = np.empty((MOST, 1, 1), dtype=np.int32), np.empty(MOST)
-        asked = np.ones((2, 1), dtype=np.bool_)
-        plan_batch(rows, np.ones(1), 2e4, 1e5, noise, each, 20.0, np.zeros((MOST, 1, 1, 2)), policies, shares, asked)
-        assert policies[0, 0, 0] == 1
-        looks.append(shares[0])
-    assert looks[0] > looks[1] == looks[2]
+        asked, sizes = np.ones((2, 1), dtype=np.bool_), []
+        for smallest in np.geomspace(20.0, 30.0, 20):  # sizes are tried in steps, from there on
+            no_lots = np.zeros((MOST, 1, 1, 2))
+            plan_batch(rows, np.ones(1), 2e4, 1e5, noise, each, smallest, no_lots, policies, shares, asked.copy())
+            assert policies[0, 0, 0] == 1
+            sizes.append(shares[0])
+        looks.append(np.mean(sizes))
+    assert looks[0] > looks[3] > looks[1] == looks[2]
 
 
 @settings(max_examples=40, deadline=None)

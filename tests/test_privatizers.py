@@ -264,6 +264,21 @@ def test_participations_compose() -> None:
     assert composed.epsilon(BUDGET.delta) == pytest.approx(1.0, rel=1e-3)
 
 
+def test_batches_of_one_user_that_ask_for_different_parts_keep_to_the_budget() -> None:
+    """Each calibrated to its own part, two could cost more together than either with another of its kind."""
+    problem = MDP_.problem(1)
+    part, everything = CountQuery(problem, [], [0]), CountQuery.everything(problem)
+    twice = _make("shuffle", participations=2)
+    assert isinstance(twice, Shuffle)
+    noise = {twice._noise(query, 10) for query in (part, everything)}
+    assert len(noise) == 1
+    together = privacy_loss(noise.pop(), part.changed_counters + everything.changed_counters)
+    assert together.delta(BUDGET.epsilon) <= BUDGET.delta
+    assert {twice._charge(query, 10).changed for query in (part, everything)} == {2 * everything.changed_counters}
+    alone, all_asked = twice._spans(10) or (0.0, 1.0)
+    assert alone == all_asked
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [

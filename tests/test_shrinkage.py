@@ -181,21 +181,32 @@ def test_transitions_have_the_exact_posterior() -> None:
     assert uncertainty[0, 0, 0] == pytest.approx(variance)
 
 
-def test_how_uniform_rows_are_is_learned_from_all_of_them() -> None:
-    """Counts by scipy's law of them, and EM in plain numpy; a row that nobody visited is like the others."""
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_how_uniform_rows_are_is_learned_from_all_of_them(noise: float) -> None:
+    """Normal laws by scipy and EM in plain numpy: three unlike steps, one of them unseen; and a row that nobody saw."""
     rng = np.random.default_rng(1)
-    counts = np.array([rng.multinomial(60, rng.dirichlet(np.full(5, s / 5))) for s in (2, 20, 20, 90)] + [[0] * 5])
-    layout = Layout((1, 5, 1))
-    sampling = np.full((2, 5, 1), UNKNOWN)
-    sampling[0, :4] = 1 / 60
-    none = np.zeros((2, 5, 1))
-    likely = how_uniform(layout.row_starts, layout.successors, counts.ravel() / 60, sampling, none, none[0])[:, 0]
-    rows = [[stats.dirichlet_multinomial.pmf(row, np.full(5, s / 5), 60) for s in UNIFORM] for row in counts[:4]]
+    states, shape = 4, (4, 4, 1)
+    layout = Layout((3, states, 1))
+    raw = rng.dirichlet(np.ones(states), (3, states, 1)) + 0.05 * rng.standard_normal((3, states, 1, states))
+    sampling, noises = np.full(shape, UNKNOWN), np.full(shape, noise)
+    sampling[:2, :3] = rng.uniform(0.01, 0.3, (2, 3, 1))
+    differences = np.array([[0.0], [0.1], [0.4], [0.1]])
+    likely = how_uniform(layout.row_starts, layout.successors, raw.ravel(), sampling, noises, differences)[:, 0]
+    rows = []
+    for x in range(3):
+        weights = 1 / (sampling[:3, x, 0] + noise / TYPICAL + differences[x])
+        mean, own = weights @ raw[:, x, 0] / weights.sum(), np.empty(states)
+        project(mean, own)
+        of_steps = (sampling[:3, x, 0] + differences[x]) * (own * (1 - own)).mean() + noise
+        variances = 3 / 16 / (UNIFORM + 1) + weights**2 @ of_steps / weights.sum() ** 2
+        # three of the four cells are free
+        rows.append([stats.norm.logpdf(mean - 1 / 4, 0, np.sqrt(v)).sum() * 3 / 4 for v in variances])
+    likelihoods = np.exp(np.array(rows) - np.max(rows, axis=1, keepdims=True))
     law = before = np.array([0.7, 0.1, 0.1, 0.1])
     for _ in range(20):
-        shares = law * rows / (law * rows).sum(axis=1, keepdims=True)
-        law = (before + shares.sum(axis=0)) / 5
-    shares = law * rows / (law * rows).sum(axis=1, keepdims=True)
+        shares = law * likelihoods / (law * likelihoods).sum(axis=1, keepdims=True)
+        law = (before + shares.sum(axis=0)) / 4
+    shares = law * likelihoods / (law * likelihoods).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(likely, [*shares, law], rtol=1e-6)
 
 
@@ -214,7 +225,7 @@ def test_rows_are_drawn_towards_uniform_as_far_as_they_all_are(width: int, s: fl
     layout, shape = Layout((2, width, actions)), (3, width, actions)
     sampling = np.full(shape, UNKNOWN)
     sampling[0] = 1 / 30
-    noises = np.where(sampling < UNKNOWN, noise, UNKNOWN if noise else 0.0)
+    noises = np.where(sampling < UNKNOWN, noise, UNKNOWN)
     prior, probabilities, doubt = np.empty((3, layout.size))
     spread, uncertainty = np.empty((2, *shape))
     shrink_transitions(

@@ -22,7 +22,7 @@ from shufflerl.kernels.posterior import LARGEST_SPREAD, LEAST_CHANCE, REWARD_VAR
 
 #: Concentrations that are weighed against each other, and how likely each is before any data.
 CONCENTRATIONS = np.array([0.02, 0.1, 0.5, 2.0, 8.0])
-_LAW = np.full(5, 0.2)
+_LAW = np.full(len(CONCENTRATIONS), 1.0 / len(CONCENTRATIONS))
 
 
 @compiled

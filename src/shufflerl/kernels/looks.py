@@ -106,7 +106,7 @@ def plan_batch(
     if noisy == 0.0:
         most_looking = users * (_ANYHOW_UNNOISY + _SHARE_UNNOISY * faithful)
         by_one = most_looking * _EACH_UNNOISY
-    heard = noisy - _UNASKED * each * (asked.sum() - 1)
+    noise_in_looks = noisy - _UNASKED * each * (asked.sum() - 1)
     for c in range(len(policies)):
         policy = policies[c]
         last = c == len(policies) - 1
@@ -114,7 +114,7 @@ def plan_batch(
         look = 0.0
         if looking and c < _LOOKS and not last:
             sizes = (_SMALL * smallest, min(by_one, most_looking - given, rest - smallest))
-            look = plan_look(rows, best, promised, start, sizes, left, heard, looked, policy)
+            look = plan_look(rows, best, promised, start, sizes, left, noise_in_looks, looked, policy)
         looking = look > 0.0
         if c == 0 and not looking:
             policy[:] = plan

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
-from shufflerl.kernels.concentration import LEAST_VISITS, learn_law, log_likelihoods
+from shufflerl.kernels.concentration import LEAST_VISITS, learn_law
 from shufflerl.kernels.pooling import TYPICAL
 
 #: What p(1-p) is at least taken for in the variance of an estimate, and in that of a difference between steps.
@@ -198,8 +198,8 @@ def how_uniform(
 ) -> FloatArray:
     """likely[x, a, g]: how likely a row's mean over the steps is of concentration g around the uniform row.
 
-    That mean is pooled by weights 1 / (A + B / TYPICAL + t), of sum N. Without noise it has the law of N visits; noise
-    would make rows seem more uniform than they are there, so that its cells are taken for normal instead.
+    That mean is pooled by weights w = 1 / (A + B / TYPICAL + t). Its D cells are each
+    ~ N(1/D, (D - 1) / (D^2 (s + 1)) + sum w^2 ((A + t) p(1-p) + B) / (sum w)^2), and D - 1 of them are free.
     """
     horizon, states, actions = sampling.shape
     tops = np.zeros(states)
@@ -234,11 +234,11 @@ def how_uniform(
                 tops[y] = bottoms[y] = 0.0
             if width > 1 and visits >= LEAST_VISITS:
                 project(means, own)
-                if by_noise == 0.0:
-                    log_likelihoods(visits * own, np.full(width, 1.0 / width), UNIFORM, likely[known])
-                else:
-                    chance = max((own * (1.0 - own)).sum() / width, _LEAST_DIFFERENCE)
-                    _noisy_likelihoods(means, (by_chance * chance + by_noise) / weights**2, likely[known])
+                chance = max((own * (1.0 - own)).sum() / width, _LEAST_DIFFERENCE)
+                error = (by_chance * chance + by_noise) / weights**2
+                apart = ((means - 1.0 / width) ** 2).sum() / width
+                variances = (width - 1.0) / (width * width * (UNIFORM + 1.0)) + error
+                likely[known] = -0.5 * (width - 1.0) * (np.log(variances) + apart / variances)
                 which[x, a] = known
                 known += 1
     law = learn_law(likely[:known], _UNIFORM_LAW)
@@ -247,19 +247,6 @@ def how_uniform(
         for a in range(actions):
             out[x, a] = likely[which[x, a]] if which[x, a] >= 0 else law
     return out
-
-
-@compiled
-def _noisy_likelihoods(cells: FloatArray, error: float, out: FloatArray) -> None:
-    """The log-likelihoods of concentrations around the uniform row, of D cells that are off by such a variance.
-
-    Each ~ N(1/D, (D - 1) / (D^2 (s + 1)) + error), and D - 1 of them are free.
-    """
-    width = len(cells)
-    apart = ((cells - 1.0 / width) ** 2).sum()
-    for g in range(len(UNIFORM)):
-        variance = (width - 1.0) / (width * width * (UNIFORM[g] + 1.0)) + error
-        out[g] = -0.5 * (width - 1.0) * (math.log(variance) + apart / (width * variance))
 
 
 @compiled
