@@ -181,9 +181,33 @@ def test_transitions_have_the_exact_posterior() -> None:
     assert uncertainty[0, 0, 0] == pytest.approx(variance)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.01])
-def test_how_uniform_rows_are_is_learned_from_all_of_them(noise: float) -> None:
-    """Normal laws by scipy and EM in plain numpy: three unlike steps, one of them unseen; and a row that nobody saw."""
+def _learned(likelihoods: FloatArray) -> list[FloatArray]:
+    """What is likely of each row by EM in plain numpy, and of one that nobody saw."""
+    scaled = np.exp(likelihoods - likelihoods.max(axis=1, keepdims=True))
+    law = before = np.array([0.7, 0.1, 0.1, 0.1])
+    for _ in range(20):
+        shares = law * scaled / (law * scaled).sum(axis=1, keepdims=True)
+        law = (before + shares.sum(axis=0)) / (1 + len(shares))
+    return [*(law * scaled / (law * scaled).sum(axis=1, keepdims=True)), law]
+
+
+def test_how_uniform_rows_are_is_learned_from_all_counts() -> None:
+    """By scipy's law of counts: all steps together, of which one is unseen."""
+    rng = np.random.default_rng(1)
+    rows = rng.dirichlet(np.full(5, 4.0), 4)
+    counts = np.zeros((3, 5, 5))
+    counts[:2, :4] = [[rng.multinomial(30, row) for row in rows] for _ in range(2)]
+    layout, shape = Layout((3, 5, 1)), (4, 5, 1)
+    sampling, noises = np.full((2, *shape), UNKNOWN)  # as the pool has them: nobody knows what noise an unseen row has
+    sampling[:2, :4], noises[:2, :4] = 1 / 30, 0.0
+    likely = how_uniform(layout.row_starts, layout.successors, counts.ravel() / 30, sampling, noises, np.zeros((5, 1)))
+    laws = [[stats.dirichlet_multinomial.logpmf(n, np.full(5, s / 5), 60) for s in UNIFORM] for n in counts.sum(0)[:4]]
+    np.testing.assert_allclose(likely[:, 0], _learned(np.array(laws)), rtol=1e-5)
+
+
+def test_how_uniform_rows_are_is_learned_through_noise() -> None:
+    """Normal laws by scipy: three unlike steps, one of them unseen; and a row that nobody saw."""
+    noise = 0.01
     rng = np.random.default_rng(1)
     states, shape = 4, (4, 4, 1)
     layout = Layout((3, states, 1))
@@ -201,13 +225,7 @@ def test_how_uniform_rows_are_is_learned_from_all_of_them(noise: float) -> None:
         variances = 3 / 16 / (UNIFORM + 1) + weights**2 @ of_steps / weights.sum() ** 2
         # three of the four cells are free
         rows.append([stats.norm.logpdf(mean - 1 / 4, 0, np.sqrt(v)).sum() * 3 / 4 for v in variances])
-    likelihoods = np.exp(np.array(rows) - np.max(rows, axis=1, keepdims=True))
-    law = before = np.array([0.7, 0.1, 0.1, 0.1])
-    for _ in range(20):
-        shares = law * likelihoods / (law * likelihoods).sum(axis=1, keepdims=True)
-        law = (before + shares.sum(axis=0)) / 4
-    shares = law * likelihoods / (law * likelihoods).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(likely, [*shares, law], rtol=1e-6)
+    np.testing.assert_allclose(likely, _learned(np.array(rows)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.002, 0.03])

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.kernels import compiled
-from shufflerl.kernels.concentration import LEAST_VISITS, learn_law
-from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.kernels.concentration import LEAST_VISITS, learn_law, log_likelihoods
+from shufflerl.kernels.pooling import TYPICAL, UNKNOWN
 
 #: What p(1-p) is at least taken for in the variance of an estimate, and in that of a difference between steps.
 LEAST_CHANCE = 0.02
@@ -198,8 +198,9 @@ def how_uniform(
 ) -> FloatArray:
     """likely[x, a, g]: how likely a row's mean over the steps is of concentration g around the uniform row.
 
-    That mean is pooled by weights w = 1 / (A + B / TYPICAL + t). Its D cells are each
-    ~ N(1/D, (D - 1) / (D^2 (s + 1)) + sum w^2 ((A + t) p(1-p) + B) / (sum w)^2), and D - 1 of them are free.
+    That mean is pooled by weights w = 1 / (A + B / TYPICAL + t). Without noise it has the law of sum w visits. Noise
+    would make rows seem more uniform than they are there, so with it the D cells are each taken for
+    ~ N(1/D, (D - 1) / (D^2 (s + 1)) + sum w^2 ((A + t) p(1-p) + B) / (sum w)^2), and D - 1 of them for free.
     """
     horizon, states, actions = sampling.shape
     tops = np.zeros(states)
@@ -217,7 +218,8 @@ def how_uniform(
                 w = 1.0 / (sampling[h, x, a] + noise[h, x, a] / TYPICAL + differences[x, a])
                 weights += w
                 by_chance += w * w * (sampling[h, x, a] + differences[x, a])
-                by_noise += w * w * noise[h, x, a]
+                if noise[h, x, a] < UNKNOWN:
+                    by_noise += w * w * noise[h, x, a]
                 for t in range(row_starts[i], row_starts[i + 1]):
                     y = successors[t]
                     if bottoms[y] == 0.0:
@@ -234,11 +236,14 @@ def how_uniform(
                 tops[y] = bottoms[y] = 0.0
             if width > 1 and visits >= LEAST_VISITS:
                 project(means, own)
-                chance = max((own * (1.0 - own)).sum() / width, _LEAST_DIFFERENCE)
-                error = (by_chance * chance + by_noise) / weights**2
-                apart = ((means - 1.0 / width) ** 2).sum() / width
-                variances = (width - 1.0) / (width * width * (UNIFORM + 1.0)) + error
-                likely[known] = -0.5 * (width - 1.0) * (np.log(variances) + apart / variances)
+                if by_noise == 0.0:
+                    log_likelihoods(visits * own, np.full(width, 1.0 / width), UNIFORM, likely[known])
+                else:
+                    chance = max((own * (1.0 - own)).sum() / width, _LEAST_DIFFERENCE)
+                    error = (by_chance * chance + by_noise) / weights**2
+                    apart = ((means - 1.0 / width) ** 2).sum() / width
+                    variances = (width - 1.0) / (width * width * (UNIFORM + 1.0)) + error
+                    likely[known] = -0.5 * (width - 1.0) * (np.log(variances) + apart / variances)
                 which[x, a] = known
                 known += 1
     law = learn_law(likely[:known], _UNIFORM_LAW)
