@@ -152,15 +152,22 @@ def compare_steps(
 
 @compiled
 def project(values: FloatArray, out: FloatArray) -> None:
-    """Write the point of the simplex nearest to `values`."""
-    ordered = np.sort(values)
-    partial = 0.0
-    shift = 0.0
-    for k in range(len(values)):
-        value = ordered[len(values) - 1 - k]
-        partial += value
-        if value > (partial - 1.0) / (k + 1):
-            shift = (partial - 1.0) / (k + 1)
+    """Write the point of the simplex nearest to `values`: all less some shift, but for those that would fall below 0.
+
+    Who are these? Those below the shift that makes the others sum to 1, found in a few passes and without sorting
+    (Michelot 1986): a cell that is below one such shift is below all that follow.
+    """
+    kept = len(values)
+    before = kept + 1
+    shift = (values.sum() - 1.0) / kept
+    while kept < before:
+        before, kept, total = kept, 0, 0.0
+        for value in values:
+            if value > shift:
+                kept += 1
+                total += value
+        if kept > 0:
+            shift = (total - 1.0) / kept
     for j in range(len(values)):
         out[j] = max(0.0, values[j] - shift)
 

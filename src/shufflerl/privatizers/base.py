@@ -96,6 +96,15 @@ class BudgetedPrivatizer(Privatizer):
     def _charge(self, query: CountQuery, users: int) -> Charge:
         """What a batch costs each of its users, all participations together."""
 
+    def _of_its_kind(self, query: CountQuery) -> CountQuery:
+        """What noise and cost go by: the query of users who take part once; of those who come back, everything.
+
+        Two batches that each keep to the budget with another of their kind need not keep to it with each other. With
+        the noise of everything, one that asks for a part of it tells no more than one that asks for all.
+        """
+        _, everything = self._extremes
+        return query if self.participations == 1 else everything
+
     def _added_variances(self, noise: Noise, batches: range) -> FloatArray:
         """By how much each of the batches raises the variance of the running sum of noise."""
         return np.full(len(batches), noise.variance)
@@ -108,6 +117,7 @@ class BudgetedPrivatizer(Privatizer):
                 "released in order, once each. A second release of the same users would spend their budget twice. "
                 "After a restart, restore the learner first and make the privatizer for it then."
             )
+        query = self._of_its_kind(query)
         self.ledger.record_all([f"batch {number}" for number in batches], self._charge(query, users))
         noise = self._noise(query, users)
         added = self._added_variances(noise, batches)
@@ -118,7 +128,7 @@ class BudgetedPrivatizer(Privatizer):
         """The variance of noise in a batch whose users touch one counter alone, and all of them; see `Release`."""
         if not self.scales:
             return None
-        alone, together = (self._noise(query, users).variance for query in self._extremes)
+        alone, together = (self._noise(self._of_its_kind(query), users).variance for query in self._extremes)
         return alone, together
 
     def _worst_users(self, query: CountQuery) -> int:
@@ -134,6 +144,7 @@ class BudgetedPrivatizer(Privatizer):
 
         Noise that goes with the query is calibrated to within a hair of the budget, which may be thinner for a part.
         """
+        query = self._of_its_kind(query)
         charge = self._charge(query, self._worst_users(query))
         epsilon = privacy_loss(charge.noise, charge.changed).epsilon(self.budget.delta)
         return Certificate(

@@ -49,20 +49,12 @@ class Shuffle(AdditivePrivatizer):
         return self.gamma
 
     def _charge(self, query: CountQuery, users: int) -> Charge:
-        changed = self._changed(query)
-        return Charge(calibrate(self.budget, changed, self.participations), changed * self.participations)
+        noise = calibrate(self.budget, query.changed_counters, self.participations)
+        return Charge(noise, query.changed_counters * self.participations)
 
     def _noise(self, query: CountQuery, users: int) -> PoissonNoise:
-        honest = calibrate(self.budget, self._changed(query), self.participations)
+        honest = calibrate(self.budget, query.changed_counters, self.participations)
         return PoissonNoise(honest.mean / self.gamma)
-
-    def _changed(self, query: CountQuery) -> int:
-        """How many counters noise is calibrated to: of one batch those that it asks, of several all that there are.
-
-        Two batches that each keep to the budget with another of their kind need not keep to it with each other.
-        """
-        _, everything = self._extremes
-        return query.changed_counters if self.participations == 1 else everything.changed_counters
 
 
 class ShufflePaper(AdditivePrivatizer):
