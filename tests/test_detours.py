@@ -22,7 +22,7 @@ def test_a_visit_is_worth_its_part_of_a_whole_try() -> None:
     behind, error = np.array([0.1, 0.2, 0.0, 0.1]).reshape(4, 1, 1), np.full((4, 1, 1), 0.05)
     known, none = np.full((4, 1, 1), 40.0 / TYPICAL), np.zeros((4, 1, 1))
     later = 1e5 * np.array([[0.5], [0.3], [1.0], [0.0]])
-    rivals = Rivals(behind, error, np.ones((4, 1)), known, none, 0.0, later, np.zeros((4, 1)), none.copy(), 1.0)
+    rivals = Rivals(behind, error, np.ones((4, 1)), known, none, 0.0, later, np.zeros((4, 1)), none.copy(), 1.0, 0.0)
     count_gains(rivals)
     for h in (0, 1):
         d, whole = (
@@ -42,7 +42,7 @@ def test_a_gain_is_a_number(now: float, had: float, room: float) -> None:
     """However little a try tells beside what is promised: rounding makes it nothing, not less."""
     behind, error, known, promised = (np.full((1, 1, 1), value) for value in (0.3, 0.2, 7.0, had))
     none = np.zeros((1, 1))
-    rivals = Rivals(behind, error, none + room, known, promised, 25.0, none, none, np.zeros((1, 1, 1)), 1.0)
+    rivals = Rivals(behind, error, none + room, known, promised, 25.0, none, none, np.zeros((1, 1, 1)), 1.0, 0.0)
     assert np.isfinite(gain_of(rivals, 0, 0, 0, now, 1e6, 0.3, 1.0))
 
 
@@ -55,7 +55,7 @@ def test_a_gain_counts_more_where_more_is_at_stake_than_was_lost() -> None:
         room = np.ones((1, 1))
         return float(
             learned(
-                Rivals(behind, error, room, known, none, noise, none[0], none[0], none, lost),
+                Rivals(behind, error, room, known, none, noise, none[0], none[0], none, lost, 0.0),
                 *(0, 0, 0),
                 30.0,
                 1e4,
@@ -104,7 +104,7 @@ def test_rows_that_nobody_knows_are_promising_wherever_they_are(seed: int, spars
     for row in unknown:
         error[row] = 1e6
     room = error[..., 0]
-    rivals = Rivals(behind, error, room, error, error, 0.0, room, room, error, 1.0)
+    rivals = Rivals(behind, error, room, error, error, 0.0, room, room, error, 1.0, 0.0)
     taken = promising(estimated_rows(mdp), rivals, mdp.start)
     best = behind.argmin(axis=-1).astype(np.int32)
     by_best = planning.visit_probabilities(table, mdp.start, best[None])[0] > 0

@@ -46,8 +46,9 @@ def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
     seed=st.integers(0, 10**6),
     noise=st.sampled_from([0.0, 4.0, 400.0]),
     left=st.sampled_from([0.0, 1e3, 1e6]),
+    kept=st.sampled_from([0.0, 0.9]),
 )
-def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float) -> None:
+def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float, kept: float) -> None:
     """Of all arms of a bandit and all sizes, against a search by brute force.
 
     Without noise none has more visits than half of what is known of an arm.
@@ -61,12 +62,12 @@ def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float)
     bold = [error_in_looks(means[a], means.max(), errors[a], told[a], noise) for a in range(4)]
     known = np.maximum(2.0, (TYPICAL * told + 1) / 2) if noise == 0 else np.full(4, np.inf)
     users = first_look(
-        rows, find_best(rows, np.ones(1)), np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, policy
+        rows, find_best(rows, np.ones(1)), np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, policy, kept
     )
     sizes = smallest * 1.5 ** np.arange(16)
     lost = max(1.0, float(told @ (means.max() - means)))  # as many visits as are told
     gains = {
-        (a, n): gain_by_integration(means[a], means.max(), bold[a], told[a], n, left, noise, lost=lost)
+        (a, n): gain_by_integration(means[a], means.max(), bold[a], told[a], n, left, noise, lost=lost, kept=kept)
         for a in range(4)
         for n in sizes[sizes <= most]
         if means[a] < means.max() and n <= known[a]
@@ -75,6 +76,18 @@ def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float)
     if abs(gain) > 1e-6 * (1 + left):
         assert users == pytest.approx(size if gain > 0 else 0.0)
         assert policy[0, 0] == (best if gain > 0 else means.argmax())
+
+
+def test_a_look_waits_for_larger_batches() -> None:
+    """Twenty visits are lost in noise of deviation 30 and yet worth their price; sixty of a later batch are worth more."""
+    rows = _bandit(np.array([0.5, 0.45]), np.array([0.01, 0.15]), np.array([1e5, 30.0]))
+    policy = np.zeros((1, 1), dtype=np.int32)
+    best = find_best(rows, np.ones(1))
+    looks = [
+        first_look(rows, best, np.zeros((1, 1, 2)), np.ones(1), (20.0, 20.0), 1e6, 900.0, policy, kept)
+        for kept in (0.0, 1e-3, 0.95)
+    ]
+    assert looks == [20.0, 20.0, 0.0]  # no larger batches, ones that hardly anybody waits for, ones that most do
 
 
 def _optimal_stopping(most: float) -> tuple[FloatArray, FloatArray]:
@@ -114,7 +127,7 @@ def test_looks_without_noise_end_where_optimal_stopping_would() -> None:
                 z
                 for z in np.arange(0.05, 6.0, 0.01)
                 if gain_of(
-                    Rivals(z * error, bold * error, np.ones((1, 1)), known, none, 0.0, none[0], none[0], none, 1.0),
+                    Rivals(z * error, bold * error, np.ones((1, 1)), known, none, 0.0, none[0], none[0], none, 1.0, 0.0),
                     *(0, 0, 0),
                     100.0,
                     ratio * 200.0,
@@ -192,7 +205,7 @@ def test_without_noise_the_looks_of_a_batch_are_at_different_steps(noise: float)
     steps = []
     for _ in range(3):
         policy = np.zeros((3, 1), dtype=np.int32)
-        assert plan_look(rows, best, np.zeros((3, 1, 2)), np.ones(1), (1.0, 200.0), 1e6, noise, looked, policy) > 0
+        assert plan_look(rows, best, np.zeros((3, 1, 2)), np.ones(1), (1.0, 200.0), 1e6, 0.0, noise, looked, policy) > 0
         steps.append(int(policy.argmax()))
     assert len(set(steps)) == (1 if noise else 3)
 
@@ -201,7 +214,7 @@ def test_looks_with_noise_are_less_bold_where_steps_are_alike() -> None:
     rows = estimated_rows(random_mdp(3, 3, 2, 2))._replace(reward_variances=np.full((3, 2, 2), 0.01))
     best = find_best(rows, np.ones(2) / 2)
     unlike, alike = (_count_promises(rows._replace(alike=by), best, np.zeros((3, 2, 2)), 9.0)[0] for by in (0.0, 1.0))
-    np.testing.assert_allclose(alike, unlike * 0.8 / 0.9)
+    np.testing.assert_allclose(alike, unlike * 0.75 / 0.9)
 
 
 def test_nobody_looks_back_before_anything_was_seen() -> None:
@@ -212,7 +225,7 @@ def test_nobody_looks_back_before_anything_was_seen() -> None:
     lots = np.random.default_rng(1).random((MOST, 4, 10, 2))
     policies, shares = np.empty((MOST, 4, 10), dtype=np.int32), np.empty(MOST)
     plan, values = np.empty((4, 10), dtype=np.int32), np.empty((4, 10))
-    plan_batch(rows, start, 100.0, 1e6, 0.0, 0.0, 4.0, lots, policies, shares, np.ones((2, 4), dtype=bool))
+    plan_batch(rows, start, 100.0, 1e6, 0.0, 0.0, 0.0, 4.0, lots, policies, shares, np.ones((2, 4), dtype=bool))
     optimistic_policy(rows, np.zeros((4, 10, 2)), 0.5, 100.0, 1e6, 0.0, lots[0], plan, values)
     np.testing.assert_array_equal(policies[0], plan)
 
@@ -226,7 +239,7 @@ def _planned(users: float, *, unknown: float = 0.0) -> tuple[list[int], list[flo
     policies, shares = np.empty((MOST, 1, 1), dtype=np.int32), np.empty(MOST)
     lots = np.random.default_rng(0).random((MOST, 1, 1, 3))
     asked = np.ones((2, 1), dtype=np.bool_)
-    count = plan_batch(rows, np.ones(1), users, 1e5, 100.0, 0.0, 100.0, lots, policies, shares, asked)
+    count = plan_batch(rows, np.ones(1), users, 1e5, 0.0, 100.0, 0.0, 100.0, lots, policies, shares, asked)
     return policies[:count].ravel().tolist(), shares[:count].tolist()
 
 
@@ -252,7 +265,7 @@ def test_looks_reckon_with_less_of_the_noise_that_counters_add() -> None:
         asked, sizes = np.ones((2, 1), dtype=np.bool_), []
         for smallest in np.geomspace(20.0, 30.0, 20):  # sizes are tried in steps, from there on
             no_lots = np.zeros((MOST, 1, 1, 2))
-            plan_batch(rows, np.ones(1), 2e4, 1e5, noise, each, smallest, no_lots, policies, shares, asked.copy())
+            plan_batch(rows, np.ones(1), 2e4, 1e5, 0.0, noise, each, smallest, no_lots, policies, shares, asked.copy())
             assert policies[0, 0, 0] == 1
             sizes.append(shares[0])
         looks.append(np.mean(sizes))
@@ -289,7 +302,7 @@ def test_plans_of_a_batch_know_of_each_other() -> None:
     policies, shares = np.empty((MOST, 1, 1), dtype=np.int32), np.empty(MOST)
     lots = np.random.default_rng(0).random((MOST, 1, 1, 6))
     asked = np.ones((2, 1), dtype=np.bool_)
-    count = plan_batch(rows, np.ones(1), 60.0, 1e5, 4.0, 0.0, 10.0, lots, policies, shares, asked)
+    count = plan_batch(rows, np.ones(1), 60.0, 1e5, 0.0, 4.0, 0.0, 10.0, lots, policies, shares, asked)
     assert shares[:count].sum() == 60
     assert len(set(policies[:count].ravel().tolist())) >= 5
 

@@ -20,6 +20,9 @@ _FAR_BEHIND = 8.0
 #: With noise a gain counts up to so many times more, half of that where a mistake would cost this many times what is
 #: lost so far: a run that makes such a mistake is one of the worst.
 _MORE_AT_STAKE, _AT_STAKE = 1.5, 3.0
+#: With noise a try may wait for batches that are so many times larger. What it would gain there counts by this part
+#: against one now: not all of it, as who looks now may look again then.
+LARGER, _WAITING = 3.0, 0.3
 #: A try without noise has this part of the visits that are known of a row, or so few, at most.
 _PART, _FEWEST = 0.5, 2.0
 #: States that are reached more rarely are not looked at.
@@ -38,7 +41,8 @@ class Rivals(NamedTuple):
     `known` is what is known of them, the visits `promised` by others of the batch included; `noisy` is the variance of
     a counter's noise. So many come to (h, x) `later` on the best policy's way, those `others` included who come to x at
     other steps, as far as they count. Without noise a visit on that way gains so much `by_visit`, less what it costs;
-    with noise that is not counted. By the estimates so much was `lost` by all users so far.
+    with noise that is not counted. By the estimates so much was `lost` by all users so far. A part of those who come
+    later is `kept` by waiting for larger batches: 0 if there will be none.
     """
 
     behind: FloatArray
@@ -51,6 +55,7 @@ class Rivals(NamedTuple):
     others: FloatArray
     by_visit: FloatArray
     lost: float
+    kept: float
 
 
 @compiled
@@ -60,6 +65,9 @@ def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, pr
     Without noise small tries tell as much by visit as large ones, and the next batch can go on. So a visit is worth
     what it is on average in a try of a part of the visits that are known (as in KG*, Frazier & Powell 2010: alone it
     would hardly change anybody's mind), and none has more than these.
+
+    With noise large tries tell more by visit than small ones: twice as many tell four times as much where noise is all.
+    So a part of what the same share of a larger batch would gain, for those who still come then, is taken off.
     """
     whole = whole_try(rivals, h, x, a) if rivals.noisy == 0.0 else now
     if now > whole:
@@ -67,7 +75,11 @@ def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, pr
     gain = learned(rivals, h, x, a, whole, later, price, bold)
     if gain <= 0.0:
         return 0.0
-    return float((gain - whole * price) * (now / whole))
+    gain = (gain - whole * price) * (now / whole)
+    if rivals.noisy > 0.0 and gain > 0.0:
+        then = LARGER * now
+        gain -= _WAITING * max(0.0, learned(rivals, h, x, a, then, rivals.kept * later, price, bold) - then * price)
+    return float(gain)
 
 
 @compiled

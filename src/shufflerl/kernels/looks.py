@@ -24,7 +24,7 @@ from shufflerl.mdp import PolicyArray
 #: and the more they cost, a trade of mean regret for its tail. Less where steps are alike: there it counts as well who
 #: comes at other steps. Without noise looks are small (see `gain_of`) and go on from batch to batch while they seem
 #: worth it: with errors so bold they end where optimal stopping would, and a little later where steps are alike.
-_BOLD, _BOLD_ALIKE = 0.9, 0.8
+_BOLD, _BOLD_ALIKE = 0.9, 0.75
 _BOLD_UNNOISY, _BOLD_UNNOISY_ALIKE = 1.65, 1.95
 #: Who comes to the same state at another step counts by this part, as far as the steps are alike: what is found out is
 #: found out for them too. Less than one, as other steps are looked at as well: again a trade of mean for tail.
@@ -74,6 +74,7 @@ def plan_batch(
     start: FloatArray,
     users: float,
     left: float,
+    kept: float,
     noisy: float,
     each: float,
     smallest: float,
@@ -87,7 +88,8 @@ def plan_batch(
     Looks first, then optimistic plans, each made as if those before it had been played already, and given to as many
     users as double what is known of one of its decisions (or bring it the `smallest` try). Who is left when there is
     no room for more plays the best policy. The less is left to discover, the more users may look back; a whole try
-    stays for the plans. `noisy` is the variance of a counter's noise if every counter is asked, `lots` break ties.
+    stays for the plans. Of the users `left` after the batch a part is `kept` until batches are larger (see `Rivals`).
+    `noisy` is the variance of a counter's noise if every counter is asked, `lots` break ties.
 
     Writes which of the counters are `asked` (see `choose_counters`): all, unless `each` that users touch adds noise.
     """
@@ -114,7 +116,7 @@ def plan_batch(
         look = 0.0
         if looking and c < _LOOKS and not last:
             sizes = (_SMALL * smallest, min(by_one, most_looking - given, rest - smallest))
-            look = plan_look(rows, best, promised, start, sizes, left, noise_in_looks, looked, policy)
+            look = plan_look(rows, best, promised, start, sizes, left, kept, noise_in_looks, looked, policy)
         looking = look > 0.0
         if c == 0 and not looking:
             policy[:] = plan
@@ -197,6 +199,7 @@ def plan_look(
     start: FloatArray,
     sizes: tuple[float, float],
     left: float,
+    kept: float,
     noisy: float,
     looked: BoolArray,
     policy: PolicyArray,
@@ -208,8 +211,9 @@ def plan_look(
     what the visits will say of it, and costs m d: the knowledge gradient of a normal law. As it can be ahead by no
     more than some room c, R t' psi((d + c) / t') of that is never gained. Its error is that of the row itself and that
     of what follows where its next states differ from the best action's: sum (p - p*)^2 D over the next states, D what
-    is open of their value. Without noise every visit is worth its part of what a larger try gains (see `gain_of`), and
-    no step that the batch has `looked` at is looked at again, but on a detour.
+    is open of their value. With noise it may be better to wait, without noise every visit is worth its part of what a
+    larger try gains (see `gain_of` for both), and no step that the batch has `looked` at is looked at again, but on a
+    detour.
 
     At the end of a detour d is what the whole way costs by visit, and R those of all users who would get there.
     """
@@ -220,7 +224,7 @@ def plan_look(
     others = part * rows.alike * left * (reached.sum(axis=0) - reached)
     later = left * reached + others
     by_visit = np.zeros_like(error)
-    rivals = Rivals(best.behind, error, best.room, known, promised, noisy, later, others, by_visit, best.lost)
+    rivals = Rivals(best.behind, error, best.room, known, promised, noisy, later, others, by_visit, best.lost, kept)
     if noisy == 0.0:
         count_gains(rivals)
     gain = 0.0

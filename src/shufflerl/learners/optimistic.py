@@ -76,6 +76,7 @@ class Optimistic(Learner):
         return self.first if self.first > _FIRST else 0
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
+        from shufflerl.kernels.detours import LARGER
         from shufflerl.kernels.looks import MOST, plan_batch
 
         users = int(self.sizes[self.batches_observed])
@@ -89,6 +90,7 @@ class Optimistic(Learner):
             np.full(problem.n_states, 1.0 / problem.n_states) if problem.start is None else problem.start,
             float(users),
             float(self.episodes_left - users),
+            kept_until(LARGER * users, self.sizes[self.batches_observed + 1 :]),
             self.noise,
             self.noise_each,
             max(float(fewest), _TRY * heard(problem.episodes, math.sqrt(self.noise))),
@@ -188,6 +190,16 @@ def heard(episodes: int, noise: float) -> float:
     (153.0, 1000.0, 1200.0)
     """
     return min(_DEVIATIONS * noise, max(_LEAST * noise, episodes / _ROOM))
+
+
+def kept_until(large: float, sizes: IntArray) -> float:
+    """The part of all users of later batches that come after the first of at least so `large` a size; 0 without one.
+
+    >>> kept_until(30.0, np.array([20, 30, 40, 60]))
+    0.6666666666666666
+    """
+    ends = np.flatnonzero(sizes >= large)
+    return float(sizes[ends[0] + 1 :].sum() / sizes.sum()) if len(ends) else 0.0
 
 
 def _unnoisy(batches: int) -> int:
