@@ -29,7 +29,7 @@ def gain_by_integration(
 
     No arm pays more than 1, however well its try turns out. Without noise all is by visit that of half as many visits
     as are known; with noise it counts up to 2.5 times where more is at stake than was lost so far, and three tenths of
-    what three times as many would gain for those who are `kept` by waiting are taken off.
+    what three times as many would gain for those who are `kept` by waiting are taken off, as far as noise is all.
     """
     known = told + 1 / TYPICAL
     whole = users if noise else max(2.0, TYPICAL * known / 2)
@@ -44,7 +44,7 @@ def gain_by_integration(
     gain = float(users / whole * (gain - whole * (best - mean)))
     if noise and gain > 0 and kept > 0:
         then = gain_by_integration(mean, best, error, told, 3 * users, kept * left, noise, lost=lost, room=room)
-        gain -= 0.3 * max(0.0, then)
+        gain -= 0.3 * noise / (noise + TYPICAL * users) * max(0.0, then)
     return gain
 
 

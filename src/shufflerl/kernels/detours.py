@@ -67,7 +67,8 @@ def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, pr
     would hardly change anybody's mind), and none has more than these.
 
     With noise large tries tell more by visit than small ones: twice as many tell four times as much where noise is all.
-    So a part of what the same share of a larger batch would gain, for those who still come then, is taken off.
+    So a part of what the same share of a larger batch would gain, for those who still come then, is taken off: the less,
+    the less of the error is noise.
     """
     whole = whole_try(rivals, h, x, a) if rivals.noisy == 0.0 else now
     if now > whole:
@@ -78,7 +79,8 @@ def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, pr
     gain = (gain - whole * price) * (now / whole)
     if rivals.noisy > 0.0 and gain > 0.0:
         then = LARGER * now
-        gain -= _WAITING * max(0.0, learned(rivals, h, x, a, then, rivals.kept * later, price, bold) - then * price)
+        gain_then = learned(rivals, h, x, a, then, rivals.kept * later, price, bold) - then * price
+        gain -= _WAITING * rivals.noisy / (rivals.noisy + TYPICAL * now) * max(0.0, gain_then)
     return float(gain)
 
 

@@ -24,7 +24,7 @@ from shufflerl.mdp import PolicyArray
 #: and the more they cost, a trade of mean regret for its tail. Less where steps are alike: there it counts as well who
 #: comes at other steps. Without noise looks are small (see `gain_of`) and go on from batch to batch while they seem
 #: worth it: with errors so bold they end where optimal stopping would, and a little later where steps are alike.
-_BOLD, _BOLD_ALIKE = 0.9, 0.75
+_BOLD, _BOLD_ALIKE = 0.9, 0.8
 _BOLD_UNNOISY, _BOLD_UNNOISY_ALIKE = 1.65, 1.95
 #: Who comes to the same state at another step counts by this part, as far as the steps are alike: what is found out is
 #: found out for them too. Less than one, as other steps are looked at as well: again a trade of mean for tail.
