@@ -78,6 +78,10 @@ class Continual(AdditivePrivatizer):
         noise = calibrate_gaussian(self.budget, query.changed_counters, times)
         return Charge(noise, query.changed_counters * times)
 
+    def _of_its_kind(self, query: CountQuery) -> CountQuery:
+        """All batches ask the same (see `_admit`), so users who come back need no other noise."""
+        return query
+
     noise_on: ClassVar[str] = (
         "on each counter of one release by itself; sums over all batches carry a few times as much"
     )
