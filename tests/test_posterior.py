@@ -109,6 +109,7 @@ def test_without_noise_visits_are_what_was_counted(start_known: bool, policies: 
         posterior.add(release)
         true += visits
     np.testing.assert_allclose(posterior.visits, true, atol=1e-9)
+    np.testing.assert_allclose(posterior.start, mdp.start if start_known else true[0].sum(axis=-1) / true[0].sum())
 
 
 # Pooled rows.

@@ -129,6 +129,14 @@ class Posterior:
         return 1.0 - min(1.0, 5.0 * largest)
 
     @property
+    def start(self) -> FloatArray:
+        """Where users begin: as is told of the problem, or else as they were counted so far."""
+        if self._problem.start is not None:
+            return self._problem.start
+        begun = self.visits[0].sum(axis=-1)
+        return begun / begun.sum() if begun.any() else np.full(len(begun), 1.0 / len(begun))
+
+    @property
     def rows(self) -> Rows:
         """The rows and their errors, as plans are made on them."""
         from shufflerl.kernels.optimism import Rows

@@ -9,7 +9,7 @@ gains R s psi(z) on average, psi(z) = phi(z) - z Phi(-z) the mean of what a stan
 a try up to the z where psi(z) / z = n / R: far when few try and much is left, not at all in the last batch, which
 commits by itself.
 
-Some users look back, at times up to half: they play the best policy but for one step, or but for the way to one row,
+Some users look back, at times two in five: they play the best policy but for one step, or but for the way to one row,
 where they try what gains most by the same reckoning with just as many users as it takes. An action that was unlucky
 once is tried again that way; without looks some runs never recover.
 
@@ -87,7 +87,7 @@ class Optimistic(Learner):
         asked = self.query.asked.copy()
         count = plan_batch(
             posterior.rows,
-            np.full(problem.n_states, 1.0 / problem.n_states) if problem.start is None else problem.start,
+            posterior.start,
             float(users),
             float(self.episodes_left - users),
             kept_until(LARGER * users, self.sizes[self.batches_observed + 1 :]),
