@@ -79,7 +79,10 @@ def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float,
 
 
 def test_a_look_waits_for_larger_batches() -> None:
-    """Twenty visits are lost in noise of deviation 30 and yet worth their price; sixty of a later batch are worth more."""
+    """Twenty visits are lost in noise of deviation 30 and yet worth their price; sixty of a later batch are worth more.
+
+    That is none where there are no larger batches, little if hardly anybody is left by then.
+    """
     rows = _bandit(np.array([0.5, 0.45]), np.array([0.01, 0.15]), np.array([1e5, 30.0]))
     policy = np.zeros((1, 1), dtype=np.int32)
     best = find_best(rows, np.ones(1))
@@ -87,7 +90,7 @@ def test_a_look_waits_for_larger_batches() -> None:
         first_look(rows, best, np.zeros((1, 1, 2)), np.ones(1), (20.0, 20.0), 1e6, 900.0, policy, kept)
         for kept in (0.0, 1e-3, 0.95)
     ]
-    assert looks == [20.0, 20.0, 0.0]  # no larger batches, ones that hardly anybody waits for, ones that most do
+    assert looks == [20.0, 20.0, 0.0]
 
 
 def _optimal_stopping(most: float) -> tuple[FloatArray, FloatArray]:
@@ -121,13 +124,14 @@ def test_looks_without_noise_end_where_optimal_stopping_would() -> None:
     for ratio in (10.0, 100.0, 1000.0, 30_000.0):
         error, known = np.full((1, 1, 1), 0.5 / np.sqrt(200.0)), np.full((1, 1, 1), 200.0 / TYPICAL)
         none = np.zeros((1, 1, 1))
+        room, of_nobody = np.ones((1, 1)), np.zeros((1, 1))
         ends = []
         for bold in (_BOLD_UNNOISY, _BOLD_UNNOISY_ALIKE, 1.0):
             behind = [
                 z
                 for z in np.arange(0.05, 6.0, 0.01)
                 if gain_of(
-                    Rivals(z * error, bold * error, np.ones((1, 1)), known, none, 0.0, none[0], none[0], none, 1.0, 0.0),
+                    Rivals(z * error, bold * error, room, known, none, 0.0, of_nobody, of_nobody, none, 1.0, 0.0),
                     *(0, 0, 0),
                     100.0,
                     ratio * 200.0,
@@ -230,7 +234,7 @@ def test_nobody_looks_back_before_anything_was_seen() -> None:
     np.testing.assert_array_equal(policies[0], plan)
 
 
-def _planned(users: float, *, unknown: float = 0.0) -> tuple[list[int], list[float]]:
+def _planned(users: float, *, unknown: float = 0.0, kept: float = 0.0) -> tuple[list[int], list[float]]:
     """The arms of a batch of a bandit and how many try each, at least 100 but for looks.
 
     Its second arm is behind by 0.3, give or take 0.2; its third by 0.1, give or take what is `unknown`.
@@ -239,7 +243,7 @@ def _planned(users: float, *, unknown: float = 0.0) -> tuple[list[int], list[flo
     policies, shares = np.empty((MOST, 1, 1), dtype=np.int32), np.empty(MOST)
     lots = np.random.default_rng(0).random((MOST, 1, 1, 3))
     asked = np.ones((2, 1), dtype=np.bool_)
-    count = plan_batch(rows, np.ones(1), users, 1e5, 0.0, 100.0, 0.0, 100.0, lots, policies, shares, asked)
+    count = plan_batch(rows, np.ones(1), users, 1e5, kept, 100.0, 0.0, 100.0, lots, policies, shares, asked)
     return policies[:count].ravel().tolist(), shares[:count].tolist()
 
 
@@ -254,6 +258,12 @@ def test_users_look_back_where_optimism_is_for_the_best_anyhow() -> None:
         arms, shares = _planned(users, unknown=0.5)
         assert arms[0] == 2
         assert (shares[0] < 100) == (shares[0] <= 0.04 * users) == (users == 1260.0)
+
+
+def test_who_waits_for_larger_batches_does_not_look() -> None:
+    """Fifty visits would do, so only some may wait: those whose noise leaves most of the gain to a larger batch."""
+    assert _planned(160.0)[0][0] == 1
+    assert _planned(160.0, kept=1.0)[0][0] == 0
 
 
 def test_looks_reckon_with_less_of_the_noise_that_counters_add() -> None:

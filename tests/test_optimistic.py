@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.suite.definition import ENVIRONMENTS
 from shufflerl.history import History
+from shufflerl.kernels import looks
 from shufflerl.kernels.optimism import information, visits_for, worth_trying
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.learners.base import Learner
@@ -150,6 +152,48 @@ def test_batches_grow_from_what_can_be_heard_through_the_noise(noise: float, bat
     assert sizes[0] == pytest.approx(max(2, 9 * noise), abs=1)
     growth = sizes[1:] / sizes[:-1]
     np.testing.assert_allclose(growth[sizes[:-1] > 500], growth[-1], rtol=5e-3)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What every batch is planned with."""
+    seen, plan_batch = [], looks.plan_batch
+
+    def spy(*arguments: Any) -> int:
+        seen.append(arguments)
+        return int(plan_batch(*arguments))
+
+    monkeypatch.setattr(looks, "plan_batch", spy)
+    return seen
+
+
+def test_looks_are_told_who_is_left_when_batches_are_three_times_as_large(plans: list[Any]) -> None:
+    """In every batch, those after a restart included."""
+    learner, users, privatizer = _parties(_riverswim(), 20_000, 1, epsilon=5.0)
+    while batch := learner.next_batch():
+        learner.observe(privatizer.release(users.play(batch)))
+        if learner.batches_observed == 20:
+            saved = learner.save()
+            learner = Optimistic(learner.problem, 0)
+            learner.restore(saved)
+    told, sizes = [plan[4] for plan in plans], learner.sizes.tolist()
+    assert len(told) == len(sizes)
+    assert told[0] == told[-1] == 0.0
+    for now in range(1, len(sizes) - 1):
+        larger = [later for later in range(now + 1, len(sizes)) if sizes[later] >= 3 * sizes[now]]
+        left = sum(sizes[larger[0] + 1 :]) if larger else 0
+        assert told[now] == pytest.approx(left / sum(sizes[now + 1 :]))
+    assert 0.9 < told[1] < 1.0
+
+
+def test_where_users_begin_is_learned_if_nobody_tells(plans: list[Any]) -> None:
+    """Of 20,000 users 0.02 is more than four standard errors, those of the noise included."""
+    mdp = random_mdp(21, horizon=3, states=3, actions=2)
+    learner = Optimistic(Problem(3, 3, 2, 20_000), 0)
+    privatizer = privatizers.make("shuffle", learner, epsilon=5.0, delta=1e-5, seed=1)
+    learn(learner, CountPopulation(mdp, seed=1), privatizer)
+    np.testing.assert_array_equal(plans[0][1], np.full(3, 1 / 3))
+    np.testing.assert_allclose(plans[-1][1], mdp.start, atol=0.02)
 
 
 def test_where_there_is_no_room_there_is_one_batch() -> None:

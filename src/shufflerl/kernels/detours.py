@@ -67,8 +67,8 @@ def gain_of(rivals: Rivals, h: int, x: int, a: int, now: float, later: float, pr
     would hardly change anybody's mind), and none has more than these.
 
     With noise large tries tell more by visit than small ones: twice as many tell four times as much where noise is all.
-    So a part of what the same share of a larger batch would gain, for those who still come then, is taken off: the less,
-    the less of the error is noise.
+    So a part of what the same share of a larger batch would gain, for those who still come then, is taken off: as far
+    as noise is what the error is made of.
     """
     whole = whole_try(rivals, h, x, a) if rivals.noisy == 0.0 else now
     if now > whole:
