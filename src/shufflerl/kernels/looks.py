@@ -85,9 +85,9 @@ def plan_batch(
 ) -> int:
     """Write the policies of a batch and how many of its `users` play each; returns how many policies there are.
 
-    Looks first, then optimistic plans, each made as if those before it had been played already, and given to as many
-    users as double what is known of one of its decisions (or bring it the `smallest` try). Who is left when there is
-    no room for more plays the best policy. The less is left to discover, the more users may look back; a whole try
+    Looks first, then optimistic plans, each made as if those before it had been played already. A look is for as many
+    users as gain most by it, a plan for as many as double what is known of one of its decisions (or bring it the
+    `smallest` try). Who is left when there is no room for more plays the best policy. The less is left to discover, the more users may look back; a whole try
     stays for the plans. Of the users `left` after the batch a part is `kept` until batches are larger (see `Rivals`).
     `noisy` is the variance of a counter's noise if every counter is asked, `lots` break ties.
 
