@@ -87,9 +87,10 @@ def plan_batch(
 
     Looks first, then optimistic plans, each made as if those before it had been played already. A look is for as many
     users as gain most by it, a plan for as many as double what is known of one of its decisions (or bring it the
-    `smallest` try). Who is left when there is no room for more plays the best policy. The less is left to discover, the more users may look back; a whole try
-    stays for the plans. Of the users `left` after the batch a part is `kept` until batches are larger (see `Rivals`).
-    `noisy` is the variance of a counter's noise if every counter is asked, `lots` break ties.
+    `smallest` try). Who is left when there is no room for more plays the best policy. The less is left to discover, the
+    more users may look back; a whole try stays for the plans. Of the users `left` after the batch a part is `kept`
+    until batches are larger (see `Rivals`). `noisy` is the variance of a counter's noise if every counter is asked,
+    `lots` break ties.
 
     Writes which of the counters are `asked` (see `choose_counters`): all, unless `each` that users touch adds noise.
     """
