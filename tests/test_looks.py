@@ -262,7 +262,7 @@ def test_users_look_back_where_optimism_is_for_the_best_anyhow() -> None:
 
 
 def test_who_waits_for_larger_batches_does_not_look() -> None:
-    """Fifty visits would do, so only some may wait: those whose noise leaves most of the gain to a larger batch."""
+    """A whole batch is planned by what is left when batches are larger: nobody looks now if all of them still come."""
     assert _planned(160.0)[0][0] == 1
     assert _planned(160.0, kept=1.0)[0][0] == 0
 

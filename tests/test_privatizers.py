@@ -279,7 +279,9 @@ def test_batches_of_one_user_that_ask_for_different_parts_keep_to_the_budget(nam
     one, other = releases
     assert one.noise == other.noise
     assert one.spans is None or one.spans[0] == one.spans[1]
-    assert twice.certificate(part) == twice.certificate(everything)
+    certificate = twice.certificate(part)
+    assert certificate == twice.certificate(everything)
+    assert certificate.changed_counters == 2 * everything.changed_counters
     charge = twice._charge(everything, 10)
     together = privacy_loss(charge.noise, part.changed_counters + everything.changed_counters)
     assert together.delta(BUDGET.epsilon) <= BUDGET.delta
