@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +48,15 @@ def test_models_of_trust_name_whom_they_trust() -> None:
     assert set(IMPLICATIONS) == {"shuffle", "central", "local"}
     used = {name for kind in ("shuffle", "central", "local-sampled") for name in _certificate(kind).assumptions}
     assert used | {"adding shuffler"} == set(ASSUMPTIONS)  # which is said of masked sums, by the network
+
+
+def test_the_privacy_officer_is_told_to_check_every_assumption() -> None:
+    """Those of tags in their order, with that of masked sums, which replaces the second."""
+    page = (Path(__file__).parent.parent / "docs" / "privacy-officer.md").read_text()
+    table = page.split("## Check 5: assumptions")[1].split("\n## ")[0]
+    rows = [row.split(", ") for row in re.findall(r"^\| ([a-z ,]+) \| ", table, flags=re.MULTILINE)[1:]]
+    assert [names[0] for names in rows] == list(_certificate("shuffle").as_dict()["assumptions"])
+    assert [name for names in rows for name in names[1:]] == ["adding shuffler"]
 
 
 def test_a_given_noise_is_certified_for_what_it_is() -> None:

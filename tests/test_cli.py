@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.progress import Progress, TaskID
 
 import shufflerl
-from shufflerl import cli, experiment
+from shufflerl import cli, experiment, options
 from shufflerl.experiment import Setting
 
 Call = Callable[..., tuple[object, str]]
@@ -290,3 +291,10 @@ def test_every_public_name_can_be_imported() -> None:
         assert getattr(shufflerl, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'lern'"):
         shufflerl.lern  # noqa: B018
+
+
+def test_delta_is_explained_alike_everywhere_and_is_no_probability_of_failure() -> None:
+    commands = typer.main.get_command(cli.app).commands.values()  # type: ignore[attr-defined]
+    told = {option.help for command in commands for option in command.params if option.name == "delta"}
+    assert told == {options.DELTA_HELP}
+    assert "probability" not in options.DELTA_HELP.lower()

@@ -134,11 +134,11 @@ def sees() -> Picture:
         920,
         300,
         "What each party sees",
-        "The node sees its own episode. The shuffler sees who sent a sealed envelope, and its length. The coordinator "
+        "The node sees its own episode. The shuffler sees who sent a sealed envelope, and when. The coordinator "
         "sees all tags of a batch in random order, without origin.",
     )
     p.card(24, 30, 250, "user", "a node", "its own episode", "7 · 31 · 40  (true tags)", "12 · 3  (noise)")
-    p.card(334, 30, 250, "mix", "the shuffler", "who, when, how long", "▒▒▒ ▒▒▒ ▒▒▒ ▒▒▒ ▒▒▒", "not one tag in clear")
+    p.card(334, 30, 250, "mix", "the shuffler", "who sent it, and when", "▒▒▒ ▒▒▒ ▒▒▒ ▒▒▒ ▒▒▒", "not one tag in clear")
     p.card(
         644,
         30,
@@ -176,29 +176,29 @@ def _poisson(mean: float, k: int) -> float:
 
 
 def epsilon() -> Picture:
-    """The law of one counter with and without one user."""
+    """The law of one counter with one user and with another in its place."""
     mean = 40.0
     p = Picture(
         "epsilon",
         920,
         330,
         "What epsilon bounds",
-        "Two overlapping bell curves: the law of a counter's noisy value with and without one user. Their "
-        "ratio is close to one nearly everywhere; delta is the tail where it is not.",
+        "Two overlapping bell curves: the law of a counter's noisy value with one user and with another in its place. "
+        "Their ratio is close to one nearly everywhere; delta is the excess in the tails where it is not.",
     )
     for shift, colour in ((0, "learn"), (1, "user")):
         points = [(60 + 10 * k, 262 - 3100 * _poisson(mean, k - shift)) for k in range(8, 81)]
         p.line([(140, 262), *points, (860, 262)], colour, filled=True)
     p.arrow((60, 262), (880, 262))
     p.words(870, 284, "number of messages that name this counter", size=13, colour="soft", at="end")
-    p.words(130, 44, "without you", colour="learn", size=15, bold=True, at="start")
+    p.words(130, 44, "with another in your place", colour="learn", size=15, bold=True, at="start")
     p.words(130, 66, "with you", colour="user", size=15, bold=True, at="start")
     p.words(680, 60, "Whatever number is seen: how much likelier", size=14)
-    p.words(680, 80, "is it with you than without, or the reverse?", size=14)
+    p.words(680, 80, "is it with you than with another, or the reverse?", size=14)
     p.words(680, 104, "At most e^ε times: that is epsilon.", size=14, bold=True)
     p.arrow((772, 226), (812, 250))
-    p.words(760, 200, "out here the ratio is larger,", size=13)
-    p.words(760, 218, "but hardly ever seen: delta", size=13)
+    p.words(760, 200, "out here the ratio is larger:", size=13)
+    p.words(760, 218, "delta is the excess, added up", size=13)
     p.words(
         60,
         312,

@@ -15,7 +15,7 @@ from shufflerl import __version__
 from shufflerl.errors import ShuffleRLError
 from shufflerl.experiments import commands
 from shufflerl.network import commands as network_commands
-from shufflerl.options import AsJson
+from shufflerl.options import DELTA_HELP, AsJson
 
 if TYPE_CHECKING:
     from shufflerl.experiment import Run, Setting
@@ -96,7 +96,7 @@ def run(
     seeds: Annotated[int, typer.Option(help="How many seeds to run.")] = 1,
     seed: Annotated[int, typer.Option(help="The first seed; the others follow.", metavar="FIRST")] = 0,
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of every user; not with `none`.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Probability of privacy failure.", show_default="1e-5")] = None,
+    delta: Annotated[float | None, typer.Option(help=DELTA_HELP, show_default="1e-5")] = None,
     env_param: Annotated[
         list[str] | None, typer.Option(help="Environment parameter, repeatable.", metavar="K=V")
     ] = None,
@@ -157,7 +157,7 @@ for command in (commands.sweep, commands.compare, commands.reproduce, *network_c
 
 
 Horizon = Annotated[int, typer.Option(help="Steps in an episode, H.")]
-Delta = Annotated[float, typer.Option(help="Probability of privacy failure.")]
+Delta = Annotated[float, typer.Option(help=DELTA_HELP)]
 Gamma = Annotated[float, typer.Option(help="Fraction of users assumed to add their noise, in (0, 1].")]
 States = Annotated[int, typer.Option(help="Number of states, X.")]
 Actions = Annotated[int, typer.Option(help="Number of actions, A.")]

@@ -43,7 +43,7 @@ _FIRST, _FEWEST = 4, 2
 
 
 class Optimistic(Learner):
-    """Optimism in at most 79 batches, 40 with noise; everything follows from the noise and the size of the problem.
+    """Optimism in at most 79 batches, 40 with noise, sized by the noise and the problem; its constants were tuned.
 
     Two numbers are for networks, where every batch costs its messages and is to mix some least number of users:
     `batches` is how many there are at most after the first, or twice as many if there is no noise, `first` how many

@@ -1,7 +1,8 @@
 """What a batch means to all who take part in it, read from the signed announcement, and what a node accepts of it.
 
-Nobody takes the coordinator's word for privacy: from the announcement alone every node computes the noise that will
-be on every counter and what it costs, and the shuffler how many reports it must wait for.
+Nobody takes the coordinator's word for the noise: from the announcement alone every node computes how much will be on
+every counter, if the shuffler mixes and enough others are honest, and what it costs, and the shuffler how many reports
+it must wait for.
 """
 
 from __future__ import annotations

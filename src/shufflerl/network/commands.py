@@ -12,7 +12,7 @@ import typer
 
 from shufflerl.errors import StorageError
 from shufflerl.network import check_installed as _installed
-from shufflerl.options import AsJson
+from shufflerl.options import DELTA_HELP, AsJson
 
 File = Annotated[Path | None, typer.Argument(help="Settings as TOML; see docs/network.md.", metavar="[FILE]")]
 Address = Annotated[str, typer.Option(help="Where the coordinator listens.", metavar="URL")]
@@ -71,7 +71,7 @@ def coordinator(
     learner: Annotated[str | None, typer.Option(help="Learner.")] = None,
     episodes: Annotated[int | None, typer.Option(help="Users in all, one episode each.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of every user.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Probability of privacy failure.")] = None,
+    delta: Annotated[float | None, typer.Option(help=DELTA_HELP)] = None,
     honest_fraction: Annotated[float | None, typer.Option(help="Share of users relied on for noise.")] = None,
     transport: Annotated[HowSent | None, typer.Option(help="How reports travel.")] = None,
     excludable: Annotated[float | None, typer.Option(help="Share of masked vectors that may be left out.")] = None,
@@ -97,7 +97,7 @@ def node(
     tokens: Annotated[str | None, typer.Option(help="Tokens, one line and user each.", metavar="FILE")] = None,
     environment: Annotated[str | None, typer.Option(help="What to play.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The budget to accept.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Probability of privacy failure to accept.")] = None,
+    delta: Annotated[float | None, typer.Option(help=DELTA_HELP)] = None,
     honest_fraction: Annotated[float | None, typer.Option(help="Share of other users to rely on.")] = None,
     min_batch_size: Annotated[int | None, typer.Option(help="Fewest users to be mixed with.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that play and seal.")] = None,
@@ -176,7 +176,7 @@ def _ask(at: str, path: str) -> dict[str, Any]:
 
 def transport(
     epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")],
-    delta: Annotated[float, typer.Option(help="Probability of privacy failure.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help=DELTA_HELP)] = 1e-5,
     env: Annotated[str | None, typer.Option(help="An environment's counters, instead of a shape's.")] = None,
     horizon: Annotated[int, typer.Option(help="Steps of an episode.")] = 6,
     states: Annotated[int, typer.Option(help="States.")] = 4,

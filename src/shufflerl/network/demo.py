@@ -293,7 +293,7 @@ def told(figures: dict[str, Any]) -> str:
             figures["certificate"]["text"],
             "",
             "What each party saw",
-            "  a node       its own episode, and nothing of any other",
+            "  a node       its own episode, and no other's report",
             f"  shuffler     {saw['shuffler']['reports']:,} reports and where they came from, "
             f"{saw['shuffler']['bytes'] / 1e6:,.1f} MB sealed; not one message in clear",
             f"  coordinator  {_seen(figures)}; not one origin",

@@ -6,7 +6,7 @@
     receipt = node.participate()
 
 Before it plays it checks both signatures and computes from the announcement itself what taking part costs. Whether it
-reports, and how many messages it sends, depends on nothing that happened in the episode.
+reports, and how much it sends, depends on nothing that happened in the episode, nor on the noise it drew.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shuffler without sockets: a state machine over a store, a clock and keys.
 
-It knows where a report came from and how long it is, and cannot read it: tags are sealed to the coordinator. It hands
-the coordinator all tags of a batch at once, in a uniformly random order, and nothing else about any report.
+It knows where a report came from and when, and cannot read it: tags are sealed to the coordinator. It hands the
+coordinator all tags of a batch at once, in a uniformly random order, and nothing else about any report.
 
 A batch is `open` until exactly `users` valid reports are in, then `sealed`: membership is frozen. Its envelopes are
 opened, all tags permuted with the operating system's random source and stored as the release, and in the same

@@ -1,9 +1,11 @@
 """What a release costs: exact privacy loss of each noise law, pessimistic composition, calibration.
 
-Neighbours are two runs in which one user's whole trajectory is replaced. That user leaves one counter of every family
-and layer of the release and enters another, so `changed` = k counters move by one, k/2 of them down and k/2 up (fewer
-where old and new trajectory agree, which only loses less). Every counter carries its own independent noise, so the loss
-of the release is the sum of k independent losses, over m participations of one user k*m of them.
+Neighbours are two runs in which one user is replaced (`certificate.NEIGHBOURS`). In its batch that user leaves one
+counter of every family and layer of the release and enters another, so `changed` = k counters move by one, k/2 of them
+down and k/2 up (fewer where old and new trajectory agree, which only loses less). Every counter carries its own
+independent noise, so the loss of the release is the sum of k independent losses, over m participations of one user k*m
+of them. All of this holds whatever was released before, so it does not matter that batches depend on earlier releases;
+those the user has no part in lose nothing.
 
 We say what one counter loses, exactly; Google's `dp-accounting` composes and answers. Every figure is an upper bound:
 whatever is rounded, cut off or lost to floating point is rounded against us (see `_composed`).
@@ -106,7 +108,10 @@ def _frames_inside() -> int:
 
 
 class PrivacyLoss(ABC):
-    """The privacy loss of a release: for which pairs (epsilon, delta) it is differentially private."""
+    """The privacy loss of a release: for which pairs (epsilon, delta) it is differentially private.
+
+    delta = E[max(0, 1 - e^(epsilon - loss))], which is at most P(loss > epsilon) and often far below it.
+    """
 
     def delta(self, epsilon: float) -> float:
         """A delta at which the release is (epsilon, delta) private; never below the truth."""

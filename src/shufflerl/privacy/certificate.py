@@ -8,34 +8,49 @@ from typing import Any
 
 #: What an assumption means for those who must see to it.
 ASSUMPTIONS = {
-    "unique users": "A user takes part in as many batches of the run as the certificate says, and no more.",
-    "honest shuffler": "The shuffler permutes each batch and does not collude with the coordinator. If it does, what "
-    "remains is each user's own noise, one part in n of a batch of n users.",
-    "adding shuffler": "The shuffler hands over one sum of each batch, leaves out no more reports than announced, and "
-    "does not collude with the coordinator. If it does, what remains is each user's own noise.",
-    "honest users": "At least this fraction of the users of a batch add the noise they were told to: {fraction:g}. "
-    "Dropped noise beyond that weakens the guarantee for all.",
+    "unique users": "A person is one user, and takes part in as many batches of the run as the certificate says, and "
+    "no more. Over several runs budgets add up.",
+    "honest shuffler": "The shuffler hands over each batch whole and permuted: it picks no reports, makes none up, and "
+    "does not collude with the coordinator. Where it does, all that remains may be each user's own noise, one part in "
+    "n of a batch of n users.",
+    "adding shuffler": "The shuffler hands over one sum of each batch and leaves out no more reports than announced: "
+    "it picks none, makes none up, and does not collude with the coordinator. Where it does, all that remains may be "
+    "each user's own noise.",
+    "honest enrolment": "Whoever issues tokens enrols true users only. False ones need add no noise, and whoever can "
+    "also delay true ones can leave one of them alone in a batch of any size.",
+    "honest users": "At least this fraction of the users of each batch add the noise they were told to and keep it to "
+    "themselves: {fraction:g}. The more is left out or told, the weaker the guarantee for all.",
+    "sound cryptography": "Against the shuffler and the network the guarantee is computational: what they see is "
+    "sealed (HPKE with X25519 and AES-128-GCM), and what they record is safe as long as that is not broken. Against a "
+    "coordinator that sees releases alone no such assumption is needed.",
     "one report": "A user reports one family and step. Simulated batches of several users draw these independently "
     "for each step, which changes how steps are correlated, not the law of any counter.",
     "trusted server": "One server sees every trajectory in clear and adds the noise itself. Its operator, and whoever "
     "breaks in, learn everything.",
     "exact noise": "Noise has exactly the stated law. Simulations draw it from a seeded generator and protect nobody; "
-    "devices draw it from the operating system's random source. Gaussian noise is rounded to a fine lattice, so that "
-    "its last bits tell nothing.",
-    "public parameters": "The problem's shape, its known support, batch sizes, deployed policies and which counters "
-    "are asked are public; only what users did is protected.",
+    "devices draw it from the operating system's random source, which is taken to be perfect. Gaussian noise is "
+    "rounded to a fine lattice, so that its last bits tell nothing.",
+    "public parameters": "Who takes part and when, the problem's shape, its known support, batch sizes, deployed "
+    "policies and which counters are asked are public; only what users did is protected.",
 }
 
 #: How the model of trust translates into the models used by others.
 IMPLICATIONS = {
-    "shuffle": "Shuffle privacy implies joint differential privacy (billboard lemma): what anyone but the user itself "
-    "sees, the policies deployed to all others included, is a function of the protected releases.",
+    "shuffle": "Shuffle privacy of the releases implies joint differential privacy (billboard lemma): the policies "
+    "that all others are given, and so what happens to them, follow from the releases. Others who pool the noise they "
+    "added count as users who add none.",
     "central": "Central privacy of the releases implies joint differential privacy (billboard lemma).",
     "local": "Local privacy holds against everyone but the user itself, the shuffler and server included; it implies "
     "shuffle and joint differential privacy.",
 }
 
-NEIGHBOURS = "Two runs are neighbours if one user's whole trajectory is replaced by any other."
+#: Online, users are not fixed episodes: what one did changes which policies later users are given. Up to the replaced
+#: user's batch both runs have the same law, and what follows is post-processing of its release.
+NEIGHBOURS = (
+    "A user is a function, possibly random, from the policies it is given to its episodes. Two runs are neighbours if "
+    "one user's function is replaced by any other. Later policies may then differ, and with them the episodes of later "
+    "users; their functions do not."
+)
 
 
 @dataclass(frozen=True)

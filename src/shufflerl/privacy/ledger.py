@@ -2,7 +2,8 @@
 
 What a release costs is the accountant's business; the ledger knows whose budget it comes from. Users who take part in
 one batch only form a cohort of their own, and over disjoint cohorts costs do not add up (parallel composition):
-what is spent is the most that any cohort has spent. Releases to one cohort compose.
+what is spent is the most that any cohort has spent. That later batches depend on earlier releases changes nothing:
+given the releases so far, only those to a user's own cohort depend on what it did. Releases to one cohort compose.
 
 Every row carries a checksum over itself and the one before, checked when a file is opened. That finds damage, not
 forgery: who may write the file can write new checksums, and an old copy put back in its place looks as good as new.

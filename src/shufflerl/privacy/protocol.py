@@ -73,7 +73,7 @@ class Protocol:
 
     @property
     def messages_per_user(self) -> float:
-        """Expected messages a user sends; their number depends on no data."""
+        """Expected tags of a user. Their number depends on no data, but tells noise: what is sent is padded."""
         return self.query.touched_counters + float(self.rate) * self.query.size
 
 

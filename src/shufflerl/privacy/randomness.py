@@ -1,8 +1,8 @@
 """Exact samplers on the operating system's random source, for what leaves a device.
 
 No seed can be given to any of these, and no seeded generator can be passed where they are used: a deployed randomizer
-cannot be made predictable by a wrong argument. Probabilities are exact fractions and every draw has exactly the stated
-law: no floating point rounds a probability, so the accountant's law is the law.
+cannot be made predictable by a wrong argument. Probabilities are exact fractions and, if that source is perfect, every
+draw has exactly the stated law: no floating point rounds a probability, so the accountant's law is the law.
 """
 
 from __future__ import annotations

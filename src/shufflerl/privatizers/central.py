@@ -54,7 +54,8 @@ class Continual(AdditivePrivatizer):
 
     Write the running sums of T batches as A x with A the lower triangular matrix of ones, and A = L R. Releasing
     R x + z with Gaussian z protects one batch's users if sd(z) is the Gaussian answer times the largest column norm of
-    R; the running sums L (R x + z) then carry noise L z. Subclasses choose the factors.
+    R; the running sums L (R x + z) then carry noise L z. Subclasses choose the factors. It makes no difference that
+    batches depend on earlier releases: none needs a later batch, and noise is Gaussian (Denisov et al. 2022).
     """
 
     model: ClassVar[str] = "central"

@@ -14,7 +14,15 @@ from shufflerl.privacy.noise import BinomialNoise, PoissonNoise
 from shufflerl.privatizers.base import AdditivePrivatizer
 from shufflerl.seeding import Seed
 
-_TRUST = ("unique users", "honest shuffler", "honest users", "exact noise", "public parameters")
+_TRUST = (
+    "unique users",
+    "honest shuffler",
+    "honest enrolment",
+    "honest users",
+    "sound cryptography",
+    "exact noise",
+    "public parameters",
+)
 
 
 class Shuffle(AdditivePrivatizer):

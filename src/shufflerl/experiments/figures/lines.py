@@ -52,7 +52,7 @@ _PLANS = tuple(
     {"scale": scale, "plans": plans}
     for scale, plans in ((0.005, 100), (0.005, 500), (0.005, 30), (0.02, 100), (0.02, 500), (0.005, 2_000))
 )
-#: It has no constants to choose: its defaults are used as they are.
+#: Nothing is chosen here: its defaults are used as they are. They were tuned before, on RiverSwim among others.
 _NOTHING: tuple[dict[str, Any], ...] = ({},)
 
 #: The paper's radius and stages; the product set holds at least the policies of the paper's and serves any size.
