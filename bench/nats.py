@@ -17,7 +17,7 @@ from bench.measure import Figure, SkippedError
 from bench.network import announced, ask, core_time, make_upload, send
 from shufflerl.network import wire
 from shufflerl.network.agreement import understand
-from shufflerl.network.crypto import Enrolment, SigningKey
+from shufflerl.network.crypto import SigningKey, mint
 from shufflerl.network.demo import Role
 from shufflerl.network.reporting import Checked
 from shufflerl.network.wire import OpenBatch, Opening
@@ -42,7 +42,7 @@ def run() -> list[Figure]:
         finally:
             cluster.stop()
         peer = Measured(folder / "one", 1, [])
-    what = f"durable reports of 2 KB, two front ends, three servers, {CONNECTIONS} connections"
+    what = f"durable reports of 3 kB, two front ends, three servers, {CONNECTIONS} connections"
     parts = ", ".join(f"{name} {1e6 * cost:.0f}" for name, cost in ours.core.items())
     return [
         Figure.at_least(1, what, "per s", ours.rate, REQUIRED, "required"),
@@ -60,7 +60,7 @@ class Measured:
     def __init__(self, folder: Path, fronts: int, servers: list[int], *store: str) -> None:
         coordinator = SigningKey.load(folder / "coordinator.pem")
         SigningKey.load(folder / "keys" / "identity.pem")
-        enrolment = Enrolment.load(folder / "keys" / "enrolment.key")
+        enrolment = SigningKey.load(folder / "keys" / "enrolment.pem")
         started: list[Role] = []
         try:
             for number in range(fronts):
@@ -85,14 +85,14 @@ class Measured:
         """Reports per second if nothing else ran and nothing waited."""
         return CORES / sum(self.core.values())
 
-    async def _load(self, coordinator: SigningKey, enrolment: Enrolment) -> None:
+    async def _load(self, coordinator: SigningKey, enrolment: SigningKey) -> None:
         _, _, said = announced(REPORTS + 1)  # it does not fill: releasing it is not what is timed
         task = said.task.hex()
         await ask(self._ports[0], "POST", "/v1/announcements", wire.encode(coordinator.sign(said)))
         batch = wire.decode(OpenBatch, await ask(self._ports[-1], "GET", f"/v1/tasks/{task}/batch"))
         opening = wire.decode(Opening, batch.opening.payload)
         checked = Checked(understand(batch.announcement.payload), opening.envelope_key)
-        bodies = iter([make_upload(checked, enrolment.mint()) for _ in range(REPORTS)])
+        bodies = iter([make_upload(checked, mint(enrolment)) for _ in range(REPORTS)])
         before = self._core_times()
         began = time.perf_counter()
         ports = [self._ports[number % len(self._ports)] for number in range(CONNECTIONS)]

@@ -19,14 +19,14 @@ from shufflerl import Batch, CountQuery, Mixture, envs
 from shufflerl.envs.gym import tabular_env
 from shufflerl.network import agreement, crypto, demo, wire
 from shufflerl.network.agreement import Agreement, noise_for, understand
-from shufflerl.network.crypto import Enrolment, SigningKey
+from shufflerl.network.crypto import SigningKey
 from shufflerl.network.demo import Role
 from shufflerl.network.opening import count
 from shufflerl.network.reporting import Checked, make_report, play
 from shufflerl.network.wire import OpenBatch, Opening, Outcomes, Report, Upload, Verdict
 from shufflerl.privacy.accounting import Budget
 
-REPORTS, CONNECTIONS, REPORT_BYTES = 8_000, 64, 2_000
+REPORTS, CONNECTIONS = 8_000, 64
 USERS, BUDGET = 1_000, Budget(1.0, 1e-5)
 
 
@@ -55,7 +55,7 @@ def announced(users: int) -> tuple[Agreement, X25519PrivateKey, wire.Announcemen
 
 
 def ingest() -> list[Figure]:
-    """Reports of 2 KB from 64 connections, each acknowledged when it is on disk; every one is opened and checked."""
+    """Reports of 3 kB from 64 connections, each acknowledged when it is on disk; every one is opened and checked."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         coordinator = SigningKey.load(folder / "coordinator.pem")
@@ -73,7 +73,7 @@ def ingest() -> list[Figure]:
             shuffler.stop()
         alone = _one_commit_each(folder)
     return [
-        Figure.at_least(1, "durable reports of 2 KB, 64 connections", "per s", rate, 2_000, "required"),
+        Figure.at_least(1, "durable reports of 3 kB, 64 connections", "per s", rate, 2_000, "required"),
         Figure.at_least(1, "the same per second of its own core", "per s", REPORTS / core, 2_000, "required"),
         Figure.at_least(1, "durable reports, 64 connections", "per s", rate, alone, "one bare commit each"),
         Figure.under(250, "99th percentile of their delay", "ms", delay),
@@ -96,8 +96,8 @@ async def _load(port: int, coordinator: SigningKey, folder: Path) -> tuple[float
     batch = wire.decode(OpenBatch, await ask(port, "GET", f"/v1/tasks/{task}/batch"))
     opening = wire.decode(Opening, batch.opening.payload)
     checked = Checked(understand(batch.announcement.payload), opening.envelope_key)
-    enrolment = Enrolment.load(folder / "shuffler" / "enrolment.key")
-    bodies = iter([make_upload(checked, enrolment.mint()) for _ in range(REPORTS)])
+    enrolment = SigningKey.load(folder / "shuffler" / "enrolment.pem")
+    bodies = iter([make_upload(checked, crypto.mint(enrolment)) for _ in range(REPORTS)])
     delays: list[float] = []
     began = time.perf_counter()
     await asyncio.gather(*(send(port, task, bodies, delays) for _ in range(CONNECTIONS)))
@@ -117,9 +117,9 @@ async def send(port: int, task: str, bodies: Iterator[bytes], delays: list[float
 
 
 def make_upload(checked: Checked, token: bytes) -> bytes:
-    """A report of 2 KB. Its tags are random bytes: the shuffler cannot tell, and sealing them is not what is timed."""
+    """A report. Its tags are random bytes: the shuffler cannot tell, and sealing them is not what is timed."""
     report_id = crypto.report_id(checked.agreement.announcement.task, token)
-    tags = secrets.token_bytes(REPORT_BYTES // wire.SEALED_TAG_BYTES * wire.SEALED_TAG_BYTES)
+    tags = secrets.token_bytes(checked.agreement.most_messages * wire.SEALED_TAG_BYTES)
     key = crypto.public_box_key(checked.envelope_key)
     envelope = crypto.seal(key, checked.agreement.envelope_info(report_id), token + tags)
     return wire.encode(Upload(batch=0, attempt=0, reports=[Report(report_id=report_id, envelope=envelope)]))
@@ -150,7 +150,7 @@ def _one_commit_each(folder: Path) -> float:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("CREATE TABLE reports (report BLOB)")
-    body = secrets.token_bytes(REPORT_BYTES)
+    body = secrets.token_bytes(announced(REPORTS)[0].envelope_bytes)
     each = seconds(lambda: db.execute("INSERT INTO reports VALUES (?)", (body,)), 300)
     db.close()
     return 1 / each
@@ -193,13 +193,13 @@ def node() -> list[Figure]:
     checked = Checked(meaning, crypto.new_box_key().public_key().public_bytes_raw())
     env, token = tabular_env("riverswim"), secrets.token_bytes(wire.TOKEN_BYTES)
     key = crypto.public_box_key(checked.envelope_key)
-    messages = round(meaning.protocol.messages_per_user)
+    messages = meaning.most_messages
     made, bare = medians(
         15,
         lambda _: 1e3 * seconds(lambda: make_report(checked, play(env, meaning), token)),
         lambda _: 1e3 * seconds(lambda: [crypto.seal(key, b"", bytes(4)) for _ in range(messages)]),
     )
-    what = f"one report, RiverSwim, n=1,000, epsilon=1, about {messages} messages"
+    what = f"one report, RiverSwim, n=1,000, epsilon=1, {messages} messages"
     return [Figure.under(50, what, "ms", made, bare, "its bare seals")]
 
 

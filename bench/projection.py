@@ -25,8 +25,8 @@ from bench.transports import BUDGET, MILLION, Bench, alike
 from shufflerl.counts import CountQuery
 from shufflerl.mdp import Problem
 from shufflerl.network import crypto, masking, wire
-from shufflerl.network.agreement import noise_for
-from shufflerl.network.crypto import Enrolment, SigningKey
+from shufflerl.network.agreement import messages_per_report, noise_for
+from shufflerl.network.crypto import SigningKey
 from shufflerl.network.demo import Role
 from shufflerl.network.opening import count, open_seeds
 from shufflerl.network.store import BatchId, BatchRow, SQLiteStore
@@ -59,6 +59,9 @@ SIZES = {
 }
 PROJECTED = {"256 counters": Problem(6, 4, 2, 1), "1,022,000 counters": MILLION}
 
+#: Of an envelope with nothing but a token in it.
+ENVELOPE_BYTES = wire.TOKEN_BYTES + crypto.SEAL_BYTES
+
 
 @dataclass(frozen=True)
 class Load:
@@ -73,10 +76,10 @@ class Load:
     def of(cls, protocol: Protocol, transport: Transport) -> Load:
         """By the formulas of `docs/transports.md`."""
         if transport == Transport.tags:
-            tags = protocol.messages_per_user
-            return cls(protocol.users, 80 + 52 * tags, tags, 0.0)
+            tags = messages_per_report(protocol)
+            return cls(protocol.users, ENVELOPE_BYTES + 52 * tags, tags, 0.0)
         vector = protocol.query.size * masking.word_bytes(protocol.users, protocol.noise.mean, protocol.query.size)
-        return cls(protocol.users, 160 + vector, 0.0, vector)
+        return cls(protocol.users, ENVELOPE_BYTES + wire.SEALED_SEED_BYTES + vector, 0.0, vector)
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,8 @@ def _measured(problem: Problem, users: int, transport: Transport) -> tuple[Load,
                 client.post("/v1/announcements", content=wire.encode(identity.sign(said))).raise_for_status()
                 batch = wire.decode(OpenBatch, client.get(f"/v1/tasks/{said.task.hex()}/batch").content)
                 key = wire.decode(Opening, batch.opening.payload).envelope_key
-                enrolment = Enrolment.load(folder / "shuffler" / "enrolment.key")
-                bodies = [_upload(bench, key, enrolment.mint(), round(load.report) - 80) for _ in range(users)]
+                enrolment = SigningKey.load(folder / "shuffler" / "enrolment.pem")
+                bodies = [_upload(bench, key, crypto.mint(enrolment)) for _ in range(users)]
                 before = _core_time(process)
                 for body in bodies[:-1]:
                     client.post(f"/v1/tasks/{said.task.hex()}/reports", content=body).raise_for_status()
@@ -203,14 +206,15 @@ def _stored(path: Path, bodies: list[bytes]) -> float:
     return float(path.stat().st_size)
 
 
-def _upload(bench: Bench, key: bytes, token: bytes, size: int) -> bytes:
-    """A report of about this length. Tags are random bytes, which the shuffler cannot tell; seeds are real."""
+def _upload(bench: Bench, key: bytes, token: bytes) -> bytes:
+    """A report as long as all are. Tags are random bytes, which the shuffler cannot tell; seeds are real."""
     meaning = bench.meaning
+    size = meaning.envelope_bytes - ENVELOPE_BYTES
     if meaning.transport == Transport.sums:
         seed = crypto.seal(bench.tag_key.public_key(), meaning.seed_info, secrets.token_bytes(wire.SEED_BYTES))
         text = token + seed + secrets.token_bytes(size - len(seed))
     else:
-        text = token + secrets.token_bytes(round(size / wire.SEALED_TAG_BYTES) * wire.SEALED_TAG_BYTES)
+        text = token + secrets.token_bytes(size)
     report_id = crypto.report_id(meaning.announcement.task, token)
     envelope = crypto.seal(crypto.public_box_key(key), meaning.envelope_info(report_id), text)
     return wire.encode(Upload(batch=0, attempt=0, reports=[Report(report_id=report_id, envelope=envelope)]))

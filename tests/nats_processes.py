@@ -86,7 +86,7 @@ class FrontEnds(Processes):
         for name in self.all:
             self.ports[name] = free_port()
             (folder / name).mkdir()
-            for secret in ("identity.pem", "enrolment.key"):
+            for secret in ("identity.pem", "enrolment.pem"):
                 shutil.copy(folder / "shuffler" / secret, folder / name / secret)
         self._balancer = Balancer([self.ports[name] for name in self.fronts])
         self.ports["shuffler"] = self._balancer.port
@@ -157,7 +157,7 @@ class Rounds:
         invitation = Invitation(world.task, "", world.coordinator.public, self.system.keys["shuffler"])
         checked = check_signatures(invitation, batch)
         reports = [
-            seal_report(checked, [3 * mark, 3 * mark + 1, 3 * mark + 2], world.enrolment.mint())
+            seal_report(checked, [3 * mark, 3 * mark + 1, 3 * mark + 2], world.mint())
             for mark in range(users + users // 10)
         ]
         half = threading.Event()

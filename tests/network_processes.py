@@ -18,8 +18,8 @@ from shufflerl.checks import IntArray
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import LostWorkersError
-from shufflerl.network import wire
-from shufflerl.network.crypto import Enrolment, SigningKey
+from shufflerl.network import crypto, wire
+from shufflerl.network.crypto import SigningKey
 from shufflerl.network.demo import Role
 from shufflerl.network.reporting import Invitation, check_signatures, play, randomize_episode, seal_report
 from shufflerl.network.wire import BatchStatus, OpenBatch, Outcome, Outcomes, Report, State, Upload, Verdict
@@ -59,10 +59,13 @@ class Processes:
         self.ports = {"shuffler": free_port(), "coordinator": free_port()}
         self.roles: dict[str, Role] = {}
         self.keys = {name: SigningKey.load(folder / name / "identity.pem").public for name in self.ports}
-        self.enrolment = Enrolment.load(folder / "shuffler" / "enrolment.key")
+        self.enrolment = SigningKey.load(folder / "shuffler" / "enrolment.pem")
         (folder / "run.toml").write_text(RUN.format(episodes=episodes, transport=transport))
         self._shuffler_options = shuffler_options
         self.client = httpx2.Client(timeout=20.0, trust_env=False)
+
+    def mint(self) -> bytes:
+        return crypto.mint(self.enrolment)
 
     def start(self, name: str, crash_at: str = "") -> dict[str, Any]:
         common = ("--folder", str(self.folder / name), "--listen", f"127.0.0.1:{self.ports[name]}")
@@ -151,7 +154,7 @@ class Crowd:
         size = meaning.protocol.query.size
         for counts, these in ((self.true, meaning.protocol.query.tags(episode)[0]), (self.sent, tags)):
             np.add.at(counts.setdefault(meaning.batch.index, np.zeros(size, dtype=np.int64)), these, 1)
-        return seal_report(checked, tags, token or self.system.enrolment.mint())
+        return seal_report(checked, tags, token or self.system.mint())
 
     def post(self, upload: Upload | bytes) -> httpx2.Response:
         content = upload if isinstance(upload, bytes) else wire.encode(upload)

@@ -17,7 +17,7 @@ from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network import agreement, crypto, faults, masking, wire
 from shufflerl.network.agreement import Agreement, Terms, understand
-from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError
+from shufflerl.network.crypto import SigningKey, UnsealError
 from shufflerl.network.opening import open_seeds
 from shufflerl.network.reporting import Checked, Invitation, check_signatures, make_report, seal_report
 from shufflerl.network.shuffler import Limits, Shuffler
@@ -80,8 +80,7 @@ class World:
     excludable: int = 0
 
     def __post_init__(self) -> None:
-        self.coordinator, self.identity = new_identity(), new_identity()
-        self.enrolment = Enrolment(secrets.token_bytes(32))
+        self.coordinator, self.identity, self.enrolment = new_identity(), new_identity(), new_identity()
         self.task = secrets.token_bytes(wire.TASK_BYTES)
         self.tag_keys: dict[tuple[int, int], Any] = {}
         self.restart()
@@ -89,8 +88,11 @@ class World:
     def restart(self) -> None:
         """A new process over the same store."""
         self.shuffler = Shuffler(
-            self.store, self.identity, self.coordinator.public, self.enrolment, self.limits, lambda: self.now
+            self.store, self.identity, self.coordinator.public, self.enrolment.public, self.limits, lambda: self.now
         )
+
+    def mint(self) -> bytes:
+        return crypto.mint(self.enrolment)
 
     @property
     def invitation(self) -> Invitation:
@@ -117,12 +119,12 @@ class World:
         return check_signatures(self.invitation, self.shuffler.current(self.task))
 
     def report(self, token: bytes | None = None) -> Report:
-        return make_report(self.checked(), EPISODE, token or self.enrolment.mint())
+        return make_report(self.checked(), EPISODE, token or self.mint())
 
     def marked_report(self, mark: int, token: bytes | None = None) -> Report:
         """A report of three tags that no other has, so that a count of two proves a replay."""
         tags = [3 * mark, 3 * mark + 1, 3 * mark + 2]
-        return seal_report(self.checked(), tags, token or self.enrolment.mint())
+        return seal_report(self.checked(), tags, token or self.mint())
 
     def upload(self, *reports: Report, number: int = 0, attempt: int = 0) -> list[Outcome]:
         return self.shuffler.upload(self.task, [(number, attempt, report) for report in reports])
@@ -167,11 +169,12 @@ class World:
         return self.shuffler.scrub(self.command(Action.scrub, number, attempt))
 
     def tags(self, released: bytes, number: int = 0, attempt: int = 0) -> list[int]:
-        """What the coordinator reads in a release, in its order."""
+        """What the coordinator reads in a release, in its order, without padding."""
         info = understand(self.coordinator.sign(self.announcement(number, attempt)).payload).tag_info
         key, size = self.tag_keys[number, attempt], wire.SEALED_TAG_BYTES
         sealed = [released[start : start + size] for start in range(0, len(released), size)]
-        return [int.from_bytes(crypto.unseal(key, info, one)) for one in sealed]
+        read = (int.from_bytes(crypto.unseal(key, info, one)) for one in sealed)
+        return [tag for tag in read if tag != wire.PADDING]
 
     def reason(self, outcome: Outcome) -> str | None:
         return None if outcome.problem is None else outcome.problem.type.rpartition(":")[2]
@@ -209,3 +212,9 @@ def pretend_to_seal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(crypto, "seal", seal)
     monkeypatch.setattr(crypto, "unseal", unseal)
+
+
+def sealed_seed(report: Report) -> bytes:
+    """The sealed seed in an envelope that only pretends to be sealed."""
+    first = 32 + wire.TOKEN_BYTES
+    return report.envelope[first : first + wire.SEALED_SEED_BYTES]

@@ -45,7 +45,9 @@ def seeded_answer(coordinator: Coordinator, users: CountPopulation) -> list[byte
     meaning = asked(coordinator)
     counts = users.play(meaning.batch).values
     counts = counts + users.rng.poisson(meaning.announcement.noise_mean, counts.shape)
-    return mixed(meaning, [np.repeat(np.arange(len(counts)), counts)])
+    tags, most = np.repeat(np.arange(len(counts)), counts), meaning.most_messages
+    assert len(tags) <= meaning.batch.users * most
+    return mixed(meaning, [tags[user * most : (user + 1) * most] for user in range(meaning.batch.users)])
 
 
 def asked(coordinator: Coordinator) -> Agreement:
@@ -56,9 +58,9 @@ def asked(coordinator: Coordinator) -> Agreement:
 def mixed(meaning: Agreement, reports: list[IntArray]) -> list[bytes]:
     key = crypto.new_box_key()
     checked = Checked(meaning, key.public_key().public_bytes_raw())
-    sealed = [seal_report(checked, tags, bytes(32)) for tags in reports]
+    sealed = [seal_report(checked, tags, bytes(wire.TOKEN_BYTES)) for tags in reports]
     opened = [crypto.unseal(key, meaning.envelope_info(report.report_id), report.envelope) for report in sealed]
-    return permuted(b"".join(envelope[32:] for envelope in opened))
+    return permuted(b"".join(envelope[wire.TOKEN_BYTES :] for envelope in opened))
 
 
 def expected(coordinator: Coordinator, sent: IntArray) -> list[float]:
@@ -193,9 +195,16 @@ def test_tags_that_are_no_tags_are_left_out_and_told(tmp_path: Path) -> None:
     key = crypto.public_box_key(meaning.announcement.tag_key)
     outside = crypto.seal(key, meaning.tag_info, meaning.protocol.query.size.to_bytes(4))
     wrong_batch = crypto.seal(key, meaning.tag_info + b"x", (0).to_bytes(4))
-    coordinator.absorb([*chunks, outside, wrong_batch, bytes(52), b"short"])
+    wrong = [outside, wrong_batch, bytes(52), b"short"]
+    with pytest.raises(ContractError, match="Is this its shuffler"):
+        coordinator.absorb([*chunks, *wrong])
+    private = coordinator._asked()[2]
+    whole = b"".join(chunks)
+    tags = [whole[start : start + 52] for start in range(0, len(whole), 52)]
+    padding = [tag for tag in tags if count(private, meaning.tag_info, 1, tag).padding][: len(wrong)]
+    coordinator.absorb([*(tag for tag in tags if tag not in padding), *wrong])
     (record,) = coordinator.records
-    assert record.invalid == 4
+    assert (record.invalid, record.messages) == (4, sent.sum() + 4)
     assert record.values.tolist() == values
     coordinator.close()
 

@@ -36,7 +36,7 @@ def fleet(place: Place, tokens: list[bytes], **changes: Any) -> Iterator[Fleet]:
 
 
 def test_a_node_is_its_token_wherever_it_stands_in_the_list(place: Place) -> None:
-    tokens = [place.world.enrolment.mint() for _ in range(2)]
+    tokens = [place.world.mint() for _ in range(2)]
     with fleet(place, tokens) as first:
         asyncio.run(first.run())
         assert first.verdicts == {"accepted": 2}
@@ -57,14 +57,14 @@ def test_a_folder_of_one_run_is_refused_for_another(place: Place) -> None:
 
 
 def test_a_batch_for_another_environment_is_refused_before_anyone_is_charged(place: Place) -> None:
-    with fleet(place, [place.world.enrolment.mint()], parameters={"n_states": 4, "horizon": 2}) as wrong:
+    with fleet(place, [place.world.mint()], parameters={"n_states": 4, "horizon": 2}) as wrong:
         with pytest.raises(UnacceptableError, match="environment has 4"):
             asyncio.run(wrong.run())
         assert wrong._ledger.releases == []
 
 
 def test_nodes_end_in_order_when_told_to(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("00" * 32)
+    (tmp_path / "tokens").write_text("00" * 80)
     pinned = ("--task", "00" * 16, "--coordinator-key", "00" * 32, "--shuffler-key", "00" * 32, "--epsilon", "1")
     where = ("--folder", str(tmp_path / "nodes"), "--tokens", str(tmp_path / "tokens"))
     nodes = subprocess.Popen(

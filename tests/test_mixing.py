@@ -132,7 +132,7 @@ def test_a_batch_that_lost_a_report_is_not_released() -> None:
 def test_another_process_that_was_faster_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     world = sealed_world()
     other = Shuffler(
-        world.store, world.identity, world.coordinator.public, world.enrolment, world.limits, lambda: world.now
+        world.store, world.identity, world.coordinator.public, world.enrolment.public, world.limits, lambda: world.now
     )
     mixed: Callable[..., object] = mixing.mixed
 

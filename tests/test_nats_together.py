@@ -92,7 +92,7 @@ def test_front_ends_that_sum_together_give_one_sum(front: Front, monkeypatch: py
     monkeypatch.setattr(summing, "SLICE", 2)
     monkeypatch.setattr(wire, "CHUNK_SEEDS", 5)
     world = World(users=12, transport=Transport.sums, excludable=4, store=front())
-    common = (world.identity, world.coordinator.public, world.enrolment, world.limits, lambda: world.now)
+    common = (world.identity, world.coordinator.public, world.enrolment.public, world.limits, lambda: world.now)
     shufflers = [world.shuffler, *(Shuffler(front(), *common) for _ in range(2))]
     choices: tuple[list[int], ...] = ([0, 7], [11], [])
 

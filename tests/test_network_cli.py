@@ -13,7 +13,7 @@ import pytest
 from shufflerl.errors import InvalidInputError, MissingExtraError, StateMismatchError
 from shufflerl.network import check_installed, demo, roles
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
-from shufflerl.network.crypto import Enrolment, SigningKey
+from shufflerl.network.crypto import SigningKey, VerifyKey, enrolled
 from tests.test_cli import Call, call
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "network"
@@ -75,11 +75,19 @@ def test_wrong_values_are_told(tmp_path: Path) -> None:
 def test_keys_and_tokens(tmp_path: Path, call: Call) -> None:
     code, text = call("keys", str(tmp_path / "role"))
     assert (code, text.strip()) == (0, str(SigningKey.load(tmp_path / "role" / "identity.pem").public))
-    assert call("tokens", str(tmp_path / "role"), str(tmp_path / "tokens.txt"), "--count", "3")[0] == 0
+    code, text = call("keys", "--enrolment", str(tmp_path / "desk"))
+    assert code == 0
+    assert call("tokens", str(tmp_path / "desk"), str(tmp_path / "tokens.txt"), "--count", "3")[0] == 0
     lines = (tmp_path / "tokens.txt").read_text().split()
-    enrolment = Enrolment.load(tmp_path / "role" / "enrolment.key")
     assert len(set(lines)) == 3
-    assert all(enrolment.genuine(bytes.fromhex(line)) for line in lines)
+    assert all(enrolled(VerifyKey.from_text(text.strip()), bytes.fromhex(line)) for line in lines)
+
+
+def test_tokens_of_a_mistyped_folder_are_refused_and_nothing_is_made(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "role").mkdir()
+    for folder in ("role", "rolle"):
+        assert "no enrolment key" in str(call("tokens", str(tmp_path / folder), str(tmp_path / "tokens.txt"))[0])
+    assert [path.name for path in tmp_path.rglob("*")] == ["role"]
 
 
 def test_a_role_without_its_settings_says_so(call: Call) -> None:
@@ -189,6 +197,7 @@ def test_a_role_does_not_move_in_with_another(tmp_path: Path, call: Call) -> Non
 
 def test_tokens_are_not_written_over_others(tmp_path: Path, call: Call) -> None:
     out = str(tmp_path / "tokens.txt")
+    call("keys", "--enrolment", str(tmp_path / "role"))
     assert call("tokens", str(tmp_path / "role"), out)[0] == 0
     assert "cannot be written" in str(call("tokens", str(tmp_path / "role"), out)[0])
 

@@ -233,7 +233,7 @@ def test_ten_thousand_reports_at_once(tmp_path: Path) -> None:
     users = 10_000
     world = World(users=users, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=1e-9)
     world.announce()
-    checked, mint = world.checked(), world.enrolment.mint
+    checked, mint = world.checked(), world.mint
     bodies = [
         upload_of(
             *(seal_report(checked, [3 * mark, 3 * mark + 1, 3 * mark + 2], mint()) for mark in range(start, start + 20))

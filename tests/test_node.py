@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ class Place:
         self.tokens: dict[str, bytes] = {}
 
     def node(self, name: str, **options: Any) -> Node:
-        token = self.tokens.setdefault(name, self.world.enrolment.mint())
+        token = self.tokens.setdefault(name, self.world.mint())
         arguments: dict[str, Any] = {"invitation": self.invitation, "terms": TERMS, "env": ENV} | options
         return Node(token=token, folder=self.folder / name, **arguments)
 
@@ -194,7 +195,69 @@ class Short(gymnasium.Env[int, int]):
         return 0, 0.5, True, False, {}
 
 
-def test_any_environment_with_reset_and_step_is_played() -> None:
+class Unspeakable(Exception):
+    """Cannot even be told."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class Odd(Short):
+    """Begins with one thing and answers a step with another; exceptions are raised."""
+
+    def __init__(self, first: Any, then: Any) -> None:
+        self.first, self.then = first, then
+
+    def reset(self, **_: Any) -> Any:
+        if isinstance(self.first, Exception):
+            raise self.first
+        return self.first, {}
+
+    def step(self, action: int) -> Any:
+        if isinstance(self.then, Exception):
+            raise self.then
+        return self.then
+
+
+ODD = {
+    "nothing": Odd(None, None),
+    "not a number": Odd(float("nan"), None),
+    "infinite": Odd(float("inf"), None),
+    "text": Odd("left", None),
+    "a list": Odd([0, 1], None),
+    "too large to print": Odd(10**5000, (0, 0.0, False, False, {})),
+    "reset raises": Odd(RuntimeError("at home"), None),
+    "step raises": Odd(0, RuntimeError("at home")),
+    "step raises something unspeakable": Odd(0, Unspeakable()),
+    "step answers nothing": Odd(0, None),
+    "step leads nowhere": Odd(0, (None, 0.0, False, False, {})),
+    "no reward": Odd(0, (0, None, False, False, {})),
+    "reward in words": Odd(0, (0, "much", False, False, {})),
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_whatever_an_environment_does_one_report_is_sent(place: Place, odd: Any, caplog: Any) -> None:
+    """Silence would tell: the node is charged, and what it reports is an episode that nobody played."""
+    node = place.node("a", env=odd)
+    assert node.participate() == Receipt(0, "accepted")
+    node.close()
+    assert place.accepted == 1
+    assert "The episode failed" in caplog.text
+    episode = play(odd, meaning_of(place.world))
+    assert (episode.states.tolist(), episode.rewards.tolist()) == ([[0, 0]], [[0, 0]])
+
+
+def test_a_program_that_makes_errors_of_warnings_still_reports(place: Place) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, odd in (("a", Odd(5, (0, 7.0, True, False, {}))), ("b", Odd(0, RuntimeError()))):
+            node = place.node(name, env=odd)
+            assert node.participate() == Receipt(0, "accepted")
+            node.close()
+
+
+def test_any_environment_with_reset_and_step_is_played(caplog: pytest.LogCaptureFixture) -> None:
     meaning = meaning_of(World())
     episodes = [play(Short(), meaning) for _ in range(400)]
     assert all(episode.states.tolist() == [[0, PROBLEM.n_states - 1]] for episode in episodes)
@@ -211,10 +274,10 @@ def test_any_environment_with_reset_and_step_is_played() -> None:
             return 2, {}
 
     # Silence would tell the shuffler what the user met: such episodes are reported as the nearest that can be.
-    with pytest.warns(RuntimeWarning, match=r"reward in \[0, 1\]"):
-        assert play(Bad(), meaning).rewards.tolist() == [[1, 0]]
-    with pytest.warns(RuntimeWarning, match="state 2"):
-        assert play(Elsewhere(), meaning).states.tolist() == [[1, 1]]
+    assert play(Bad(), meaning).rewards.tolist() == [[1, 0]]
+    assert "reward in [0, 1]" in caplog.text
+    assert play(Elsewhere(), meaning).states.tolist() == [[1, 1]]
+    assert "state 2" in caplog.text
     with pytest.raises(InvalidInputError, match="token"):
         Node(Short(), World().invitation, TERMS, b"short", Path("unused"))
 

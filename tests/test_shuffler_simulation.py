@@ -78,7 +78,7 @@ class Schedules(RuleBasedStateMachine):
     def a_node_makes_a_report(self, again: bool) -> None:
         """With a new token, or dishonestly with one used before."""
         id, _ = self.batch
-        token = self.tokens[self.marks % len(self.tokens)] if again and self.tokens else self.world.enrolment.mint()
+        token = self.tokens[self.marks % len(self.tokens)] if again and self.tokens else self.world.mint()
         self.tokens.append(token)
         self.marks += 1
         report = self.world.marked_report(self.marks, token)

@@ -14,7 +14,7 @@ from shufflerl.network import faults, summing, wire
 from shufflerl.network.reporting import seal_report
 from shufflerl.network.store import BatchId
 from shufflerl.network.wire import ProblemError, State, Transport
-from tests.network_world import QUERY, Crash, World, pretend_to_seal
+from tests.network_world import QUERY, Crash, World, pretend_to_seal, sealed_seed
 
 USERS, EXCLUDABLE = 4, 2
 LABELS = (*faults.SUMMING_LABELS, "release", "released")
@@ -34,9 +34,9 @@ class Trial:
         self.deadly: str | None = None
         self.world = World(users=USERS, transport=Transport.sums, excludable=EXCLUDABLE)
         self.world.announce()
-        checked, mint = self.world.checked(), self.world.enrolment.mint
+        checked, mint = self.world.checked(), self.world.mint
         reports = [seal_report(checked, [user], mint()) for user in range(USERS)]
-        self.user_of = {report.envelope[64 : 64 + wire.SEALED_SEED_BYTES]: user for user, report in enumerate(reports)}
+        self.user_of = {sealed_seed(report): user for user, report in enumerate(reports)}
         self.world.upload(*reports)
         self.orders: set[tuple[bytes, ...]] = set()
         self.exclusions: set[bytes] = set()

@@ -13,7 +13,7 @@ from scipy import stats
 from shufflerl.network import masking, summing, wire
 from shufflerl.network.store import BatchId, SQLiteStore
 from shufflerl.network.wire import Transport
-from tests.network_world import QUERY, World, pretend_to_seal
+from tests.network_world import QUERY, World, pretend_to_seal, sealed_seed
 from tests.test_network_store import left_of
 from tests.test_summing import fill, report_of, summing_world, unreadable
 
@@ -22,7 +22,7 @@ def test_a_report_is_as_long_and_as_random_whatever_it_says() -> None:
     """The shuffler sees uniform bytes; so are the differences of two users' vectors who did the same. Level 1e-7."""
     world = summing_world()
     sizes = {len(report_of(world, tags).envelope) for tags in ([], [1], [2] * 500, list(range(24)) * 30)}
-    assert sizes == {world.checked().agreement.largest_envelope}
+    assert sizes == {world.checked().agreement.envelope_bytes}
     assert len(world.report().envelope) in sizes
     counters = 100_000
     one, other = (masking.masked([7] * 9, secrets.token_bytes(32), counters, 4) for _ in range(2))
@@ -46,7 +46,7 @@ def test_the_order_of_seeds_says_nothing_of_who_sent_them(monkeypatch: pytest.Mo
         reports = sorted((world.report() for _ in range(users)), key=lambda report: report.report_id)
         world.upload(*reports, number=number)
         assert world.shuffler.advance()
-        sealed = [report.envelope[64 : 64 + wire.SEALED_SEED_BYTES] for report in reports]
+        sealed = [sealed_seed(report) for report in reports]
         places[np.arange(users), [world.seeds(number).index(one) for one in sealed]] += 1
         world.exclude(number=number)
         assert world.shuffler.advance()

@@ -17,7 +17,6 @@ from shufflerl.mdp import Problem
 from shufflerl.network import agreement, costs, crypto, masking, wire
 from shufflerl.network.agreement import Agreement, understand
 from shufflerl.network.coordinator import Coordinator, Run, SpoiltSumError
-from shufflerl.network.crypto import Enrolment
 from shufflerl.network.opening import Opener
 from shufflerl.network.reporting import Checked, play, randomize_episode, seal_report
 from shufflerl.network.shuffler import Limits, Shuffler
@@ -42,14 +41,17 @@ class System:
     def __init__(self, folder: Path, run: Run = RUN) -> None:
         self.folder, self.run = folder, run
         self.coordinator = Coordinator(folder, run)
-        self.enrolment = Enrolment(bytes(32))
+        self.enrolment = new_identity()
         self.shuffler = Shuffler(
             SQLiteStore(None),
             new_identity(),
             self.coordinator.identity.public,
-            self.enrolment,
+            self.enrolment.public,
             Limits(min_batch_size=1),
         )
+
+    def mint(self) -> bytes:
+        return crypto.mint(self.enrolment)
 
     def restart(self) -> None:
         self.coordinator.close()
@@ -74,7 +76,7 @@ class System:
         sent = np.zeros(meaning.protocol.query.size, dtype=np.int64)
         for user in range(meaning.batch.users):
             tags = randomize_episode(meaning, play(ENV, meaning))
-            report = seal_report(Checked(meaning, opening.envelope_key), tags, self.enrolment.mint())
+            report = seal_report(Checked(meaning, opening.envelope_key), tags, self.mint())
             if user < len(tampers):
                 report = self.tampered(meaning, opening, tampers[user], tags)
             if user >= len(tampers) or tampers[user] is not None:
@@ -85,7 +87,7 @@ class System:
         return sent
 
     def tampered(self, meaning: Agreement, opening: Opening, tamper: Tamper, tags: IntArray) -> wire.Report:
-        token, seed = self.enrolment.mint(), bytes(32)
+        token, seed = self.mint(), bytes(32)
         vector = masking.words(masking.masked(tags, seed, meaning.protocol.query.size, meaning.word_bytes), 2).copy()
         key, info = crypto.public_box_key(meaning.announcement.tag_key), meaning.seed_info
         if tamper is None:
@@ -308,8 +310,8 @@ def test_transports_by_cost() -> None:
     assert after is not None
     for users, best in ((after - 1, Transport.sums), (after, Transport.tags), (2**40, Transport.tags)):
         assert costs.cheaper(dataclasses.replace(big, users=users)) == best
-    assert costs.of_tags(big).bytes == 80 + 52 * big.messages_per_user
-    assert costs.of_sums(big).bytes == 160 + 2 * big.query.size
+    assert costs.of_tags(big).bytes == wire.TOKEN_BYTES + 48 + 52 * agreement.messages_per_report(big)
+    assert costs.of_sums(big).bytes == wire.TOKEN_BYTES + 128 + 2 * big.query.size
     assert "more than can be summed" in costs.in_words(dataclasses.replace(big, users=2**40))
     assert costs.switch_over(Protocol(QUERY, 100, PoissonNoise(300.0))) is None
     figures = costs.compared(1.0, 1e-5, env="riverswim", shape=(1, 1, 1), users=1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import crypto, masking, wire
 from shufflerl.network.agreement import understand
-from shufflerl.network.crypto import Enrolment, SigningKey, UnsealError, VerifyKey
+from shufflerl.network.crypto import SigningKey, UnsealError, VerifyKey
 from shufflerl.network.wire import (
     Announcement,
     Command,
@@ -76,9 +75,9 @@ def test_the_signatures_of_the_page(role: str, name: str, kind: type[wire.Messag
 
 
 def test_the_token_and_envelope_of_the_page() -> None:
-    token, secret = vector("token"), vector("enrolment_secret")
-    assert Enrolment(secret).genuine(token)
-    assert hmac.digest(secret, b"shufflerl/1/token\0" + token[:16], "sha256")[:16] == token[16:]
+    token, enrolment = vector("token"), Ed25519PrivateKey.from_private_bytes(vector("enrolment_seed"))
+    assert crypto.enrolled(VerifyKey.from_text(VECTORS["enrolment_public"]), token)
+    assert enrolment.sign(b"shufflerl/1/token\0" + token[:16]) == token[16:]
     assert crypto.report_id(bytes.fromhex(VECTORS["announcement"]["task"]), token) == vector("report_id")
     private = crypto.box_key(vector("envelope_private"))
     opening = wire.decode(Opening, vector("opening_encoded"))
@@ -196,13 +195,21 @@ def test_contexts_differ_in_every_part() -> None:
 
 
 def test_tokens() -> None:
-    one, two = Enrolment(b"1" * 32), Enrolment(b"2" * 32)
-    tokens = {one.mint() for _ in range(100)}
-    assert len(tokens) == 100
-    assert all(one.genuine(token) and not two.genuine(token) for token in tokens)
-    token = one.mint()
-    assert not one.genuine(token[:-1])
-    assert not one.genuine(token[:-1] + bytes([token[-1] ^ 1]))
+    one, two = (SigningKey(Ed25519PrivateKey.generate()) for _ in range(2))
+    tokens = {crypto.mint(one) for _ in range(100)}
+    assert len({crypto.report_id(bytes(16), token) for token in tokens}) == 100
+    assert all(crypto.enrolled(one.public, token) and not crypto.enrolled(two.public, token) for token in tokens)
+    token = crypto.mint(one)
+    assert not crypto.enrolled(one.public, token[:-1])
+    for place in (0, wire.NONCE_BYTES, wire.TOKEN_BYTES - 1):
+        assert not crypto.enrolled(one.public, token[:place] + bytes([token[place] ^ 1]) + token[place + 1 :])
+
+
+def test_a_second_signature_of_a_token_is_the_same_token() -> None:
+    """The holder of the enrolment key can make one; it gives its user no second report."""
+    token = crypto.mint(SigningKey(Ed25519PrivateKey.generate()))
+    other = token[: wire.NONCE_BYTES] + bytes(wire.TOKEN_BYTES - wire.NONCE_BYTES)
+    assert crypto.report_id(bytes(16), token) == crypto.report_id(bytes(16), other)
 
 
 def test_key_files_are_private_kept_and_checked(tmp_path: Path) -> None:
@@ -214,23 +221,17 @@ def test_key_files_are_private_kept_and_checked(tmp_path: Path) -> None:
     path.write_bytes(b"damaged")
     with pytest.raises(StorageError, match="restore"):
         SigningKey.load(path)
-    secret = tmp_path / "enrolment.key"
-    assert Enrolment.load(secret).secret == Enrolment.load(secret).secret
-    secret.write_bytes(b"short")
-    with pytest.raises(StorageError, match="32 bytes"):
-        Enrolment.load(secret)
     with pytest.raises(InvalidInputError, match="64 hexadecimal"):
         VerifyKey.from_text("nonsense")
 
 
 def test_secrets_that_others_can_read_are_refused(tmp_path: Path) -> None:
-    for name, load in (("identity.pem", SigningKey.load), ("enrolment.key", Enrolment.load)):
-        path = tmp_path / name
-        load(path)
-        path.chmod(0o640)
-        with pytest.raises(StorageError, match="chmod 600"):
-            load(path)
-        path.unlink()
-        path.mkdir()
-        with pytest.raises(StorageError, match="cannot be read"):
-            load(path)
+    path = tmp_path / "identity.pem"
+    SigningKey.load(path)
+    path.chmod(0o640)
+    with pytest.raises(StorageError, match="chmod 600"):
+        SigningKey.load(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError, match="cannot be read"):
+        SigningKey.load(path)

@@ -65,16 +65,13 @@ class Agreement:
 
     @functools.cached_property
     def most_messages(self) -> int:
-        """The cap on one report, in messages of 52 bytes; a masked vector counts as the messages it is as long as.
+        """Messages of 52 bytes in every report; a masked vector counts as the messages it is as long as.
 
-        Computed, not announced: a coordinator that could lower it would keep the users with little noise only. Honest
-        reports that exceed it would be lost and their noise with them; in a whole batch that happens with probability
-        below exp(-35).
+        Computed, not announced: a coordinator that could lower it would cut off noise.
         """
         if self.transport == Transport.sums:
             return -(-self._vector_bytes // wire.SEALED_TAG_BYTES)
-        mean = float(self.protocol.rate) * self.protocol.query.size
-        return self.protocol.query.touched_counters + masking.most_poisson(mean, self.protocol.users)
+        return messages_per_report(self.protocol)
 
     @property
     def transport(self) -> Transport:
@@ -97,22 +94,21 @@ class Agreement:
         return wire.SEALED_SEED_BYTES + self.protocol.query.size * self.word_bytes
 
     @property
-    def largest_envelope(self) -> int:
-        """Bytes of the longest envelope that is accepted."""
+    def envelope_bytes(self) -> int:
+        """Bytes of every envelope of the batch: one that told its noise by its length could be dropped for it."""
         sums = self.transport == Transport.sums
-        longest = self._vector_bytes if sums else self.most_messages * wire.SEALED_TAG_BYTES
-        return wire.TOKEN_BYTES + longest + crypto.SEAL_BYTES
+        sealed = self._vector_bytes if sums else self.most_messages * wire.SEALED_TAG_BYTES
+        return wire.TOKEN_BYTES + sealed + crypto.SEAL_BYTES
 
-    def check_length(self, length: int) -> None:
-        """Refuse what an honest node does not put beside its token: part of a tag, fewer tags than it must have."""
-        least = self.protocol.query.touched_counters
-        if self.transport == Transport.sums:
-            right, expected = length == self._vector_bytes, f"{self._vector_bytes} of a sealed seed and a vector"
-        else:
-            right = length % wire.SEALED_TAG_BYTES == 0 and length >= least * wire.SEALED_TAG_BYTES
-            expected = f"at least {least} tags of {wire.SEALED_TAG_BYTES}"
-        if not right:
-            raise ProblemError(Reason.malformed, f"The envelope holds {length} bytes of tags; expected {expected}.")
+
+def messages_per_report(protocol: Protocol) -> int:
+    """Messages in every report of tags: as many as any user of the batch may need, filled up with padding.
+
+    A user who draws more noise than fits leaves some of it out. In a whole batch that happens with probability below
+    exp(-35), which is less than the accountant adds to every delta for its own rounding.
+    """
+    mean = float(protocol.rate) * protocol.query.size
+    return protocol.query.touched_counters + masking.most_poisson(mean, protocol.users)
 
 
 def announce(

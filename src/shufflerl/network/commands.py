@@ -46,6 +46,7 @@ def shuffler(
     folder: Annotated[str | None, typer.Option(help="Keys and database.", metavar="DIR")] = None,
     listen: Annotated[str | None, typer.Option(help="Address; port 0 takes a free one.", metavar="HOST:PORT")] = None,
     coordinator_key: Annotated[str | None, typer.Option(help="Whose batches to mix.", metavar="KEY")] = None,
+    enrolment_key: Annotated[str | None, typer.Option(help="Verifies tokens; else its own.", metavar="KEY")] = None,
     min_batch_size: Annotated[int | None, typer.Option(help="Fewest users to mix.")] = None,
     most_messages: Annotated[int | None, typer.Option(help="Most messages in a report.")] = None,
     timeout_seconds: Annotated[float | None, typer.Option(help="Time a batch has to fill.")] = None,
@@ -111,16 +112,20 @@ def node(
     roles.run_nodes(config.read(config.NodeConfig, file, **flags))
 
 
-def keys(folder: Annotated[Path, typer.Argument(help="A role's folder.", metavar="DIR")]) -> None:
+def keys(
+    folder: Annotated[Path, typer.Argument(help="A role's folder.", metavar="DIR")],
+    enrolment: Annotated[bool, typer.Option("--enrolment", help="The key that verifies tokens instead.")] = False,
+) -> None:
     """Print a role's public key; made if there is none."""
     _installed()
+    from shufflerl.network import roles
     from shufflerl.network.crypto import SigningKey
 
-    typer.echo(SigningKey.load(folder / "identity.pem").public)
+    typer.echo(SigningKey.load(folder / (roles.ENROLMENT if enrolment else "identity.pem")).public)
 
 
 def tokens(
-    folder: Annotated[Path, typer.Argument(help="The shuffler's folder.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Where the enrolment key is.", metavar="DIR")],
     out: Annotated[Path, typer.Argument(help="File to write, one line and user each.", metavar="FILE")],
     count: Annotated[int, typer.Option(help="How many users.", min=1)] = 1,
 ) -> None:

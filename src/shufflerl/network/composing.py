@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-from typing import Any, NamedTuple
+from typing import Any
 
 from shufflerl.network import wire
 from shufflerl.network.reporting import (
@@ -13,23 +12,10 @@ from shufflerl.network.reporting import (
     Invitation,
     check_environment,
     check_signatures,
+    make_report,
     play,
-    randomize_episode,
-    seal_report,
 )
 from shufflerl.network.wire import OpenBatch
-
-#: Where a test wants the true and the sent counts of every batch written. Never set outside of tests: it is the very
-#: thing that must not be known.
-RECORD = "SHUFFLERL_TEST_RECORD"
-
-
-class Composed(NamedTuple):
-    """A sealed report; in tests also the tags that are in it, and the true ones among them."""
-
-    report: bytes
-    tags: list[int]
-    true: list[int]
 
 
 def check(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invitation) -> None:
@@ -37,15 +23,11 @@ def check(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invita
     check_environment(_environment(env, json.dumps(parameters)), checked_batch(batch, invitation).agreement)
 
 
-def compose(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invitation, token: bytes) -> Composed:
+def compose(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invitation, token: bytes) -> bytes:
     """Play one episode and seal its report; runs in a worker."""
     checked = checked_batch(batch, invitation)
     episode = play(_environment(env, json.dumps(parameters)), checked.agreement)
-    tags = randomize_episode(checked.agreement, episode)
-    report = wire.encode(seal_report(checked, tags, token))
-    if RECORD not in os.environ:
-        return Composed(report, [], [])
-    return Composed(report, tags.tolist(), checked.agreement.protocol.query.tags(episode)[0].tolist())
+    return wire.encode(make_report(checked, episode, token))
 
 
 @functools.lru_cache(maxsize=4)

@@ -37,6 +37,7 @@ class ShufflerConfig(Config, frozen=True):
     """See docs/network.md."""
 
     coordinator_key: str
+    enrolment_key: str | None = None
     folder: str = "shuffler"
     listen: str = "127.0.0.1:8742"
     min_batch_size: int = 100

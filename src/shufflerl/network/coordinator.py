@@ -102,7 +102,8 @@ class Run:
 class BatchRecord:
     """A batch the coordinator has learned from: all that it ever saw of it.
 
-    Messages are tags, or seeds of masked vectors; `invalid` ones were left out.
+    Messages are tags, but for those that only fill up reports, or seeds of masked vectors; `invalid` ones were left
+    out.
     """
 
     batch: Batch
@@ -277,8 +278,13 @@ class Coordinator:
         if meaning.transport == Transport.sums:
             counts, messages, invalid = self._unmasked(number, meaning, chunks), meaning.batch.users, excluded
         else:
-            counts, invalid = self._opener.count_all(key, meaning.tag_info, query.size, chunks)
+            counts, padding, invalid = self._opener.count_all(key, meaning.tag_info, query.size, chunks)
             messages = int(counts.sum()) + invalid
+            if messages + padding != (right := batch.users * meaning.most_messages):
+                raise ContractError(
+                    f"The release of batch {number} has {messages + padding:,} messages; {batch.users:,} reports have "
+                    f"{right:,}. Is this its shuffler? Nothing was learned."
+                )
         values = unbiased(meaning.protocol, counts, batch.users)
         try:
             with database.transaction(self._db):

@@ -1,7 +1,8 @@
 """What a report costs by each transport, and which is the cheaper: formulas with measured constants.
 
-Tags cost by the message, C * lambda / n of them and the user's own; masked vectors by the counter, whatever n is. So
-for few users vectors are cheaper, for many tags are. `python -m bench transports` measures what is predicted here.
+Tags cost by the message, somewhat more than C * lambda / n and the user's own; masked vectors by the counter, whatever
+n is. So for few users vectors are cheaper, for many tags are. `python -m bench transports` measures what is predicted
+here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
 from shufflerl.network import crypto, masking, wire
+from shufflerl.network.agreement import messages_per_report
 from shufflerl.network.wire import Transport
 from shufflerl.privacy.protocol import Protocol
 
@@ -46,8 +48,8 @@ class Cost:
 
 
 def of_tags(protocol: Protocol) -> Cost:
-    """A report of tags, with the noise that is expected in it."""
-    tags = protocol.messages_per_user
+    """A report of tags, padded as all are."""
+    tags = messages_per_report(protocol)
     return Cost(_ENVELOPE + tags * wire.SEALED_TAG_BYTES, _common(protocol) + tags * MESSAGE_SECONDS)
 
 

@@ -6,8 +6,8 @@ sealed to role, task, batch, attempt and the announcement's digest; signatures c
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import hmac
 import os
 import secrets
 import struct
@@ -111,13 +111,22 @@ class VerifyKey:
 
     def verify(self, kind: type[wire.AnyMessage], signed: Signed) -> wire.AnyMessage:
         """The message that was signed as this kind, or a problem."""
-        try:
-            Ed25519PublicKey.from_public_bytes(self.raw).verify(signed.signature, _signed_bytes(kind, signed.payload))
-        except (InvalidSignature, ValueError):
+        if not self.verifies(signed.signature, _signed_bytes(kind, signed.payload)):
             raise ProblemError(
                 Reason.unauthorized, f"The {kind.__name__} is not signed by the key {self}; it was not used."
-            ) from None
+            )
         return wire.decode(kind, signed.payload)
+
+    def verifies(self, signature: bytes, text: bytes) -> bool:
+        """Whether the signature is this identity's."""
+        try:
+            _public_key(self.raw).verify(signature, text)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+_public_key = functools.lru_cache(maxsize=64)(Ed25519PublicKey.from_public_bytes)
 
 
 @dataclass(frozen=True)
@@ -157,44 +166,29 @@ def _signed_bytes(kind: type[Message], payload: bytes) -> bytes:
     return _PREFIX + b"signature/" + kind.__name__.encode() + b"\0" + payload
 
 
-@dataclass(frozen=True)
-class Enrolment:
-    """The secret by which the shuffler knows its users' tokens without a list of them.
+def mint(enrolment: SigningKey) -> bytes:
+    """A token for one user: 16 random bytes and their signature. It says that its holder was enrolled, not who it is.
 
-    A token is 16 random bytes and their authentication code. It says that its holder was enrolled, not who it is.
+    Whoever holds the enrolment key decides who the users are. Those who only verify tokens need its public half.
     """
+    nonce = secrets.token_bytes(wire.NONCE_BYTES)
+    return nonce + enrolment.private.sign(_PREFIX + b"token\0" + nonce)
 
-    secret: bytes
 
-    @classmethod
-    def load(cls, path: Path) -> Enrolment:
-        """The secret in a file; a new one, readable by its owner only, where there is no file."""
-        if not path.exists():
-            write_secret(path, secrets.token_bytes(32))
-        secret = read_secret(path)
-        if len(secret) != 32:
-            raise StorageError(f"{path} is not an enrolment secret of 32 bytes; restore it from a backup.")
-        return cls(secret)
-
-    def mint(self) -> bytes:
-        """A token for one user."""
-        nonce = secrets.token_bytes(16)
-        return nonce + self._code(nonce)
-
-    def genuine(self, token: bytes) -> bool:
-        """Whether this secret made the token."""
-        return len(token) == wire.TOKEN_BYTES and hmac.compare_digest(self._code(token[:16]), token[16:])
-
-    def _code(self, nonce: bytes) -> bytes:
-        return hmac.digest(self.secret, _PREFIX + b"token\0" + nonce, "sha256")[:16]
+def enrolled(enrolment: VerifyKey, token: bytes) -> bool:
+    """Whether the token was minted with this key."""
+    nonce, signature = token[: wire.NONCE_BYTES], token[wire.NONCE_BYTES :]
+    return enrolment.verifies(signature, _PREFIX + b"token\0" + nonce)
 
 
 def report_id(task: bytes, token: bytes) -> bytes:
     """The one report id a token has in a run: a second report of its holder cannot have another.
 
-    Of different runs the ids of one token are unrelated to all who do not know it.
+    Made from the random bytes alone, so that another signature of them is no other token. Of different runs the ids of
+    one token are unrelated to all who do not know it.
     """
-    return hashlib.sha256(_PREFIX + b"report id\0" + task + token).digest()[: wire.REPORT_ID_BYTES]
+    name = _PREFIX + b"report id\0" + task + token[: wire.NONCE_BYTES]
+    return hashlib.sha256(name).digest()[: wire.REPORT_ID_BYTES]
 
 
 def read_secret(path: Path) -> bytes:

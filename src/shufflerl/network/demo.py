@@ -100,6 +100,7 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
     mixing = ("--min-batch-size", str(setting.min_batch_size))
     workers = str(min(2, os.cpu_count() or 1))  # more would be faster, and more memory than a demonstration may take
     coordinator_key = str(SigningKey.load(folder / "coordinator" / "identity.pem").public)
+    enrolment_key = str(SigningKey.load(folder / "enrolment" / roles.ENROLMENT).public)
 
     def start(name: str, *arguments: str) -> Role:
         started.append(Role(name, folder, *arguments, environment=environment))
@@ -108,7 +109,7 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
     try:
         shuffler = start(
             *("shuffler", "--folder", str(folder / "shuffler"), "--listen", "127.0.0.1:0"),
-            *("--coordinator-key", coordinator_key, *mixing),
+            *("--coordinator-key", coordinator_key, "--enrolment-key", enrolment_key, *mixing),
         )
         shuffler_said = shuffler.heard()
         shuffler_at = f"http://127.0.0.1:{shuffler_said['port']}"
@@ -121,7 +122,7 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
             *("--workers", workers, "--poll-seconds", "0.05"),
         )
         coordinator_said = coordinator.heard()
-        roles.mint_tokens(folder / "shuffler", setting.users, folder / "tokens.txt")
+        roles.mint_tokens(folder / "enrolment", setting.users, folder / "tokens.txt")
         fleet = start(
             *("node", "--folder", str(folder / "nodes"), "--shuffler", shuffler_at, *budget, *mixing),
             *("--task", coordinator_said["task"], "--coordinator-key", coordinator_key),

@@ -7,9 +7,6 @@ nodes as it still wants.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -18,11 +15,10 @@ from typing import Any
 import httpx2
 import msgspec
 
-from shufflerl.errors import PrivacyWarning
 from shufflerl.network import crypto, wire
 from shufflerl.network.agreement import Terms
 from shufflerl.network.commits import GroupCommit
-from shufflerl.network.composing import RECORD, check, checked_batch, compose
+from shufflerl.network.composing import check, checked_batch, compose
 from shufflerl.network.node import Backoff, charge, settled
 from shufflerl.network.outbox import Outbox, Parcel
 from shufflerl.network.reporting import Invitation
@@ -62,13 +58,6 @@ class Fleet:
         self._kept = GroupCommit(self._keep)
         self._settled = GroupCommit(self._settle)
         self._poll = poll
-        self._record = os.environ.get(RECORD)
-        if self._record is not None:
-            warnings.warn(
-                f"{RECORD} is set: what users did is written to {self._record}.", PrivacyWarning, stacklevel=2
-            )
-        self._true: dict[int, Counter[int]] = {}
-        self._sent: dict[int, Counter[int]] = {}
         self.verdicts: Counter[str] = Counter()
         self.uploaded_bytes = 0
 
@@ -122,18 +111,14 @@ class Fleet:
         self._ledger.record_all([self._charge_name(node) for node in nodes], charge(self._terms, agreement))
 
         async def take_part(node: str) -> None:
-            composed = await loop.run_in_executor(
+            report = await loop.run_in_executor(
                 self._pool, compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
             )
-            parcel = Parcel(node, said.task, said.batch, said.attempt, composed.report)
+            parcel = Parcel(node, said.task, said.batch, said.attempt, report)
             await self._kept.submit(parcel)
-            if self._record is not None:
-                self._true.setdefault(said.batch, Counter()).update(composed.true)
-                self._sent.setdefault(said.batch, Counter()).update(composed.tags)
             await self._deliver(client, parcel, progress)
 
         await self._all(take_part(node) for node in nodes)
-        self._write_record()
 
     def _charge_name(self, node: str) -> str:
         return f"node {node} in run {self._invitation.task.hex()}"
@@ -180,13 +165,6 @@ class Fleet:
         async with asyncio.TaskGroup() as group:
             for _ in range(self._at_once):
                 group.create_task(one_after_the_other())
-
-    def _write_record(self) -> None:
-        if self._record is not None:
-            both = {"true": self._true, "sent": self._sent}
-            unfinished = Path(self._record).with_suffix(".tmp")
-            unfinished.write_text(json.dumps(both))
-            unfinished.replace(self._record)
 
     def close(self) -> None:
         """End the workers and let go of the files."""

@@ -6,6 +6,7 @@ vector is random bytes, whatever is counted in it.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable
 
@@ -24,9 +25,17 @@ _EXPONENT = 35.0
 
 
 def most_poisson(mean: float, cases: float) -> int:
-    """What none of so many Poisson counts of this mean exceeds, but with probability below exp(-35); by Bernstein."""
+    """What none of so many Poisson counts of this mean exceeds, but with probability below exp(-35).
+
+    By Chernoff: P(count >= x) <= exp(-(x ln(x/mean) - x + mean)) for x above the mean, where the exponent grows with x.
+    """
     exponent = _EXPONENT + math.log(cases)
-    return math.ceil(mean + exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * mean))
+    low = math.ceil(mean)
+    high = math.ceil(mean + exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * mean)) + 1  # by Bernstein
+    rare = bisect.bisect_left(
+        range(low, high), True, key=lambda x: x > mean and x * math.log(x / mean) - x + mean >= exponent
+    )
+    return low + rare - 1
 
 
 def most_count(users: int, noise_mean: float, counters: int) -> int:

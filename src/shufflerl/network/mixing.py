@@ -45,11 +45,11 @@ def mixed(store: Store, batch: BatchRow, agreement: Agreement, key: X25519Privat
     uniformly. That is sorting all tags by independent uniform keys, where the bucket is a key's first digit and the
     order within it is that of the rest: every order of the batch is equally likely.
     """
-    size = max(1, SLICE_BYTES // agreement.largest_envelope)
+    size = max(1, SLICE_BYTES // agreement.envelope_bytes)
     starts = range(0, batch.users, size)
     if len(starts) == 1:
         return permuted(_opened_slice(store, batch, agreement, key, 0, size))
-    buckets = -(-batch.users * agreement.largest_envelope // (BUCKET_TAGS * wire.SEALED_TAG_BYTES))
+    buckets = -(-batch.users * agreement.envelope_bytes // (BUCKET_TAGS * wire.SEALED_TAG_BYTES))
     for number in randomness.permutation(len(starts)):
         if store.kept(batch.id, f"slice {number}") is None:
             tags = _opened_slice(store, batch, agreement, key, starts[int(number)], size)

@@ -15,17 +15,17 @@ Result = TypeVar("Result")
 
 
 class Counted(NamedTuple):
-    """How often each counter was named, and how many tags were no tags."""
+    """How often each counter was named, how many tags only filled up reports, and how many were no tags."""
 
     counts: NDArray[np.int64]
+    padding: int
     invalid: int
 
 
 def count(key: bytes, info: bytes, size: int, chunk: bytes) -> Counted:
     """Open the tags of a chunk and count them; what cannot be opened, or names no counter, is left out."""
     private = crypto.box_key(key)
-    counts = np.zeros(size, dtype=np.int64)
-    length, found, invalid = wire.SEALED_TAG_BYTES, [], 0
+    length, found, padding, invalid = wire.SEALED_TAG_BYTES, [], 0, 0
     for start in range(0, len(chunk), length):
         try:
             tag = int.from_bytes(crypto.unseal(private, info, chunk[start : start + length]))
@@ -34,10 +34,11 @@ def count(key: bytes, info: bytes, size: int, chunk: bytes) -> Counted:
             continue
         if tag < size:
             found.append(tag)
+        elif tag == wire.PADDING:
+            padding += 1
         else:
             invalid += 1
-    counts += np.bincount(np.array(found, dtype=np.int64), minlength=size)
-    return Counted(counts, invalid)
+    return Counted(np.bincount(np.array(found, dtype=np.int64), minlength=size), padding, invalid)
 
 
 def open_seeds(key: bytes, info: bytes, chunk: bytes) -> list[bytes | None]:
@@ -66,7 +67,7 @@ class Opener:
         total = np.zeros(size, dtype=np.int64)
         for result in results:
             total += result.counts
-        return Counted(total, sum(result.invalid for result in results))
+        return Counted(total, sum(result.padding for result in results), sum(result.invalid for result in results))
 
     def seeds(self, key: bytes, info: bytes, chunks: Iterable[bytes]) -> list[bytes | None]:
         """The seeds of all chunks in their order."""

@@ -5,9 +5,10 @@ Imports little, as fleets run it in workers.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import random
 import secrets
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shufflerl.checks import IntArray
-from shufflerl.counts import Trajectories
+from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.mdp import PolicyArray
 from shufflerl.network import crypto, masking, wire
 from shufflerl.network.agreement import Agreement, UnacceptableError, understand
@@ -24,6 +25,8 @@ from shufflerl.network.crypto import VerifyKey
 from shufflerl.network.wire import Announcement, OpenBatch, Opening, Report, Transport
 from shufflerl.privacy import randomness
 from shufflerl.privacy.protocol import draw, randomize
+
+log = logging.getLogger("shufflerl.node")
 
 
 class Environment(Protocol):
@@ -86,11 +89,21 @@ def play(env: Environment, agreement: Agreement) -> Trajectories:
 
     An environment that ends early stays in the last state of the problem, where nothing is paid, as the Gymnasium
     bridge has it. A reward between 0 and 1 becomes a bit with that probability. What the batch has no counters for is
-    reported as the nearest that it has: whether a node reports must not depend on what its user met.
+    reported as the nearest that it has, and an episode that cannot be played or read as one that never leaves the
+    first state and earns nothing: whether a node reports must not depend on what its user met.
     """
-    query, mixture = agreement.protocol.query, agreement.batch.mixture
+    mixture = agreement.batch.mixture
     (drawn,) = random.SystemRandom().choices(range(len(mixture.weights)), mixture.weights.tolist())
     policy: PolicyArray = mixture.policies[drawn]
+    try:
+        return _episode(env, agreement.protocol.query, policy)
+    except Exception:  # whatever an environment raises
+        log.warning("The episode failed; one that never leaves the first state is reported instead.", exc_info=True)
+    still = np.zeros((1, len(policy)), dtype=np.int64)
+    return Trajectories(still, policy[None, :, 0].astype(np.int64), still)
+
+
+def _episode(env: Environment, query: CountQuery, policy: PolicyArray) -> Trajectories:
     states, actions, rewards = (np.zeros((1, query.horizon), dtype=np.int64) for _ in range(3))
     observation, _ = env.reset()
     over = False
@@ -115,8 +128,11 @@ def _bit(reward: float) -> bool:
 
 
 def _odd(what: str) -> None:
-    """Tell the device, and nobody else: a node that stayed silent would tell what its user met."""
-    warnings.warn(f"{what} The nearest thing that can be said is reported.", RuntimeWarning, stacklevel=3)
+    """Tell the device, and nobody else: a node that stayed silent would tell what its user met.
+
+    Logged, not warned of: a program may have made errors of warnings, and the report would not be sent.
+    """
+    log.warning("%s The nearest thing that can be said is reported.", what)
 
 
 def within_support(agreement: Agreement, trajectory: Trajectories) -> Trajectories:
@@ -160,9 +176,10 @@ def seal_report(checked: Checked, tags: Iterable[int], token: bytes) -> Report:
 
 
 def _tags(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
-    """Each tag sealed by itself, equally long."""
+    """Each tag sealed by itself, and padding sealed alike: as many messages as every report of the batch has."""
     key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
-    return [crypto.seal(key, info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in tags]
+    filled = itertools.islice(itertools.chain(tags, itertools.repeat(wire.PADDING)), agreement.most_messages)
+    return [crypto.seal(key, info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in filled]
 
 
 def _vector(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:

@@ -10,13 +10,16 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shufflerl.errors import MissingExtraError, ShuffleRLError, StateMismatchError
+from shufflerl.errors import InvalidInputError, MissingExtraError, ShuffleRLError, StateMismatchError
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address
-from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey, write_secret
+from shufflerl.network.crypto import SigningKey, VerifyKey, mint, write_secret
 
 if TYPE_CHECKING:
     from shufflerl.network.fleet import Fleet
     from shufflerl.network.store import Store
+
+#: The key by which users are enrolled, in the folder of whoever does so.
+ENROLMENT = "enrolment.pem"
 
 
 def say(**fields: Any) -> None:
@@ -46,12 +49,19 @@ def run_shuffler(config: ShufflerConfig) -> None:
         store,
         identity,
         VerifyKey.from_text(config.coordinator_key),
-        Enrolment.load(folder / "enrolment.key"),
+        _enrolment(config, folder),
         config.limits,
     )
     app = ShufflerServer(shuffler, store).app
     key = str(identity.public)
     http.serve(app, *address(config.listen), lambda port: say(role="shuffler", port=port, key=key))
+
+
+def _enrolment(config: ShufflerConfig, folder: Path) -> VerifyKey:
+    """What verifies tokens: the key that was told; without one, that of a key of its own."""
+    if config.enrolment_key is not None:
+        return VerifyKey.from_text(config.enrolment_key)
+    return SigningKey.load(folder / ENROLMENT).public
 
 
 def _shuffler_store(config: ShufflerConfig, folder: Path) -> Store:
@@ -62,7 +72,7 @@ def _shuffler_store(config: ShufflerConfig, folder: Path) -> Store:
     if (folder / "shuffler.db").exists():
         raise StateMismatchError(
             f"{folder} has a shuffler.db, whose spent tokens the servers in `store` do not know; use another folder "
-            "with its own enrolment.key, or no `store`."
+            "with its own enrolment.pem, or no `store`."
         )
     try:
         from shufflerl.network.nats_store import NatsStore
@@ -133,8 +143,13 @@ async def _until_told(fleet: Fleet) -> None:
 
 def mint_tokens(folder: Path, count: int, path: Path) -> None:
     """Write tokens for so many users, readable by the owner only."""
-    enrolment = Enrolment.load(folder / "enrolment.key")
-    write_secret(path, "".join(f"{enrolment.mint().hex()}\n" for _ in range(count)).encode())
+    if not (key := folder / ENROLMENT).exists():
+        raise InvalidInputError(
+            f"There is no enrolment key {key}; expected the folder of whoever enrols users, which is the shuffler's "
+            f"unless its settings have an `enrolment_key`. To make a new key: shufflerl keys --enrolment {folder}"
+        )
+    enrolment = SigningKey.load(key)
+    write_secret(path, "".join(f"{mint(enrolment).hex()}\n" for _ in range(count)).encode())
 
 
 def peak_memory(process: int) -> float | None:

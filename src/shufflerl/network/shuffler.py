@@ -25,7 +25,7 @@ from shufflerl import checks
 from shufflerl.errors import ContractError, StorageError
 from shufflerl.network import crypto, faults, mixing, summing, wire
 from shufflerl.network.agreement import Agreement, understand
-from shufflerl.network.crypto import Enrolment, SigningKey, VerifyKey
+from shufflerl.network.crypto import SigningKey, VerifyKey
 from shufflerl.network.store import BatchId, BatchRow, Store
 from shufflerl.network.wire import (
     Announcement,
@@ -73,7 +73,7 @@ class Shuffler:
         store: Store,
         identity: SigningKey,
         coordinator: VerifyKey,
-        enrolment: Enrolment,
+        enrolment: VerifyKey,
         limits: Limits,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -272,18 +272,17 @@ class Shuffler:
         if batch is None:
             raise ProblemError(Reason.unknown_batch, f"There is no batch {id.number}, attempt {id.attempt}, here.")
         agreement, size = self._meaning(batch), len(report.envelope)
-        if size > agreement.largest_envelope:
+        if size != agreement.envelope_bytes:
             raise ProblemError(
-                Reason.too_many_messages,
-                f"The envelope has {size} bytes; {agreement.most_messages} messages take {agreement.largest_envelope}.",
+                Reason.malformed,
+                f"The envelope has {size} bytes; every one of this batch has {agreement.envelope_bytes}.",
             )
         key = self._key_of(id)
         if key is None:
             return  # closed for good: the store says whether it was in, or is late
-        token, body = mixing.opened(agreement, key, report.report_id, report.envelope)
-        if not self._enrolment.genuine(token) or crypto.report_id(id.task, token) != report.report_id:
+        token, _ = mixing.opened(agreement, key, report.report_id, report.envelope)
+        if not crypto.enrolled(self._enrolment, token) or crypto.report_id(id.task, token) != report.report_id:
             raise ProblemError(Reason.unauthorized, "The token in the envelope was not issued here for this report.")
-        agreement.check_length(len(body))
 
     # What time and full batches ask.
 

@@ -19,9 +19,13 @@ MEDIA_TYPE = "application/vnd.shufflerl.v1+msgpack"
 #: Random bytes that name a run.
 TASK_BYTES = 16
 REPORT_ID_BYTES = 16
-TOKEN_BYTES = 32
+#: A token: random bytes, and the enrolment key's signature of them.
+NONCE_BYTES = 16
+TOKEN_BYTES = NONCE_BYTES + 64
 #: A tag in clear: a counter's number, big-endian. All tags are equally long, so that their length tells nothing.
 TAG_BYTES = 4
+#: The tag that names no counter: with these every report is as long as any other of its batch.
+PADDING = 2 ** (8 * TAG_BYTES) - 1
 #: A sealed tag: HPKE's encapsulated key (32), the tag, and the authentication code (16).
 SEALED_TAG_BYTES = 32 + TAG_BYTES + 16
 #: Sealed tags per chunk of a release.
@@ -203,7 +207,7 @@ _ABOUT: dict[Reason, tuple[int, str]] = {
     Reason.malformed: (400, "The message cannot be read"),
     Reason.unsupported_version: (400, "The message has a version that is not spoken here"),
     Reason.oversized: (413, "The message is too long"),
-    Reason.too_many_messages: (400, "The report has more messages than its noise explains"),
+    Reason.too_many_messages: (400, "The batch asks for longer reports than are taken here"),
     Reason.undecryptable: (400, "The envelope was not sealed to this batch"),
     Reason.unauthorized: (403, "The token or signature is not valid here"),
     Reason.duplicate: (200, "This very report is in already"),
