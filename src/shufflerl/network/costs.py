@@ -20,11 +20,11 @@ from shufflerl.privacy.protocol import Protocol
 
 #: Seconds of one core (2026, x86-64): to seal (80 µs) and open (47 µs) a short message; to draw a noise tag; for a byte
 #: of a vector to be masked, sealed, opened when it arrives and when it is added, and unmasked; and what any report
-#: takes, to randomize an episode and to seal its envelope and open it twice.
+#: takes, to randomize an episode, to seal its envelope and open it twice, and to verify its token.
 MESSAGE_SECONDS = 127e-6
 DRAW_SECONDS = 0.1e-6
 BYTE_SECONDS = 3e-9
-REPORT_SECONDS = 0.35e-3
+REPORT_SECONDS = 0.45e-3
 #: Bytes that cost as much as a second of a core: what a device sends in one over a line of 80 Mbit/s.
 BYTES_PER_SECOND = 1e7
 
