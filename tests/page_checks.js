@@ -51,3 +51,11 @@ function stumbles() {
   if (!document.documentElement.lang) wrong.push("no language");
   return wrong;
 }
+
+/** What stands on the page without anything in it, or with a dash in place of what is not known. */
+function empty() {
+  const inside = "output, span[id], p, dd, dt, td, th, h1, h2, h3, li, dl, table, tbody, figure";
+  return [...document.querySelectorAll(`main :is(${inside}), dialog[open] :is(${inside}), footer :is(${inside})`)]
+    .filter((e) => !e.closest("[hidden]") && ["", "–", "– not known yet"].includes(e.textContent.trim()))
+    .map((e) => `${e.closest("section, dialog, footer")?.getAttribute("aria-labelledby") ?? ""} ${e.outerHTML.slice(0, 80)}`);
+}

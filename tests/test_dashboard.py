@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -12,15 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from shufflerl.network import watching
+from shufflerl import learners
+from shufflerl.envs.riverswim import riverswim
+from shufflerl.errors import UnknownNameError
+from shufflerl.learners import LEARNERS
+from shufflerl.loop import learn
+from shufflerl.network import demo, watching
+from shufflerl.network.config import CoordinatorConfig
 from shufflerl.network.coordinator import Coordinator, Run
 from shufflerl.network.coordinator_app import CoordinatorServer
 from shufflerl.network.dashboard import learned
+from shufflerl.network.demo import Demo
 from shufflerl.network.shuffler_app import ShufflerServer
+from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget
+from shufflerl.privatizers.none import NoPrivacy
 from tests.dashboard_states import COORDINATOR, Stage
 from tests.network_world import World
 from tests.test_coordinator import MDP, RUN, answer
@@ -107,12 +119,52 @@ def test_a_silent_server_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) ->
         assert next(told) == {"event": "alive", "data": "{}"}
 
 
+def test_a_failure_is_told_and_logged_once_and_passes(caplog: pytest.LogCaptureFixture) -> None:
+    """However many pages look and however long it lasts; nothing of the failure but its kind leaves the server."""
+    stage = Stage("coordinator.html", {"status": {"started": np.float64(1.0)}})
+    with serving(stage.app) as port, events(port) as told, events(port) as others:
+        for one in (told, others):
+            assert next(one)["retry"]
+            failed = next(one)
+            assert failed["event"] == "failed"
+            assert "(TypeError); the server's log says more" in json.loads(failed["data"])["detail"]
+            assert "numpy" not in failed["data"]
+        stage.parts = {"status": {"started": 2.0}}
+        assert [json.loads(next(one)["data"]) for one in (told, others)] == [{"started": 2.0}] * 2
+        stage.parts = {"status": {"started": np.float64(1.0)}}
+        assert next(told)["event"] == "failed"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("ERROR", "page failed")] * 2
+    assert all(record.exc_info for record in caplog.records)
+
+
 def test_watching_does_not_take_the_place_of_working(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "MOST_WATCHERS", 1)
     with serving(Stage("coordinator.html").app) as port, events(port) as told:
         next(told)
         assert httpx2.get(f"http://127.0.0.1:{port}/v1/events", trust_env=False).status_code == 503
         assert httpx2.get(f"http://127.0.0.1:{port}/", trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize("name", [name for name, _ in LEARNERS])
+def test_batches_are_never_too_small_to_be_mixed(name: str) -> None:
+    """Of runs whose learner was told nothing, and of the demonstration; a shuffler would refuse them for ever."""
+    mdp = riverswim(np.random.default_rng(0))
+    for users in (30, 31, 61, 100, 329, 331, 1000):
+        setting = Demo(users, "riverswim", name, 3.0, 0)
+        demonstrated = tomllib.loads(setting.learner_parameters)["learner_parameters"]
+        default = CoordinatorConfig(episodes=users, epsilon=3.0, environment="riverswim", learner=name).run
+        for least, parameters in ((30, demonstrated), (100, default.learner_parameters)):
+            learner = learners.make(name, mdp.problem(users), 0, **parameters)
+            history = learn(learner, CountPopulation(mdp, 0), NoPrivacy())
+            assert history.users.min() >= min(least, users)
+
+
+def test_a_learner_that_cannot_be_demonstrated_is_refused_before_anything_starts() -> None:
+    with (
+        pytest.raises(UnknownNameError, match="Did you mean 'optimistic'"),
+        demo.learned(Demo(30, "x", "optimist", 1, 0)),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("name", ["sdp-pe", "optimistic", "ucbvi"])
@@ -136,6 +188,8 @@ def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
             replayed.next_batch()
             expected.append(replayed.view().estimate)
         told = learned(coordinator)
+        served = {"learned": told, "outcomes": coordinator.outcomes, "certificate": coordinator.certificate().as_dict()}
+        assert msgspec.json.decode(msgspec.json.encode(served)) == json.loads(json.dumps(served, allow_nan=False))
     finally:
         coordinator.close()
     assert told["batches"] == len(expected) > 1

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from shufflerl.learners import LEARNERS
+from shufflerl.network import commands
 from tests.dashboard_states import COORDINATOR, SHUFFLER, Stage, browser, status
 from tests.network_processes import Crowd, processes, until
 from tests.test_network_http import serving
@@ -19,7 +28,9 @@ STATES = [("coordinator.html", name) for name in COORDINATOR] + [("shuffler.html
 
 #: Each an expression to evaluate in a page; what it finds wrong.
 CHECKS = (Path(__file__).with_name("page_checks.js")).read_text()
-LOW_CONTRAST, STUMBLES = (f"() => {{ {CHECKS}; return {name}(); }}" for name in ("lowContrast", "stumbles"))
+LOW_CONTRAST, STUMBLES, EMPTY = (
+    f"() => {{ {CHECKS}; return {name}(); }}" for name in ("lowContrast", "stumbles", "empty")
+)
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +178,82 @@ def test_a_page_that_is_sent_away_comes_back(chromium: Browser, monkeypatch: pyt
         monkeypatch.setattr(watching, "MOST_WATCHERS", 32)
         expect(seen.page.locator("#link")).to_have_attribute("data-link", "live")
         assert all("503" in error for error in seen.errors)
+
+
+def test_a_page_that_cannot_be_kept_fresh_says_so(chromium: Browser) -> None:
+    stage = Stage("coordinator.html", dict(COORDINATOR["filling"]))
+    with serving(stage.app) as port, visit(chromium, port) as seen:
+        seen.open()
+        told = stage.parts["status"]
+        stage.parts["status"] = {"value": np.float64(1.0)}
+        expect(seen.page.locator("#link")).to_have_attribute("data-link", "failed")
+        expect(seen.page.locator("#link-text")).to_contain_text("cannot be kept fresh (TypeError)")
+        for scheme in ("light", "dark"):
+            seen.page.emulate_media(color_scheme=scheme)
+            assert seen.page.evaluate(LOW_CONTRAST) == []
+        stage.parts["status"] = told
+        expect(seen.page.locator("#link")).to_have_attribute("data-link", "live")
+        seen.check()
+
+
+@pytest.mark.parametrize("learner", [name for name, _ in LEARNERS])
+def test_what_make_demo_runs_is_watched_to_its_end(chromium: Browser, tmp_path: Path, learner: str) -> None:
+    """The command as it is, but for the learner and as few users as it takes: no page, log or panel has a fault."""
+    command = [sys.executable, "-m", "shufflerl", "demo", "--keep", "--json", "--folder", str(tmp_path)]
+    default = inspect.signature(commands.demo).parameters["learner"].default
+    users = "60" if learner == default else "30"  # in two batches: a page is watched while it is learned from the first
+    demo = subprocess.Popen(
+        [*command, "--learner", learner, "--users", users], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        said = demo.stderr.readline()
+        ports = [int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)/", said)]
+        assert len(ports) == 2, said
+        with visit(chromium, ports[0]) as seen, visit(chromium, ports[1]) as other:
+            seen.open()
+            other.open()
+            figures = json.loads(demo.stdout.readline())
+            check_the_end(seen, other, figures)
+        demo.send_signal(signal.SIGINT)
+        assert demo.communicate(timeout=60) == ("", "The pages stay open; Ctrl-C ends them.\n")
+        assert demo.returncode == 0
+    finally:
+        demo.kill()
+        demo.communicate()
+    assert complaints(tmp_path) == []
+
+
+def check_the_end(seen: Visit, other: Visit, figures: dict[str, Any]) -> None:
+    """Both pages of a run that is over, in full."""
+    page, batches = seen.page, len(figures["batches"])
+    expect(page.locator("#headline")).to_have_text("Finished")
+    expect(page.locator("#batch-accepted")).to_have_text(str(batches))
+    expect(page.locator("#run-bar")).to_have_attribute("aria-valuenow", "100")
+    expect(page.locator("#learning dd").first).to_have_text(str(batches))
+    expect(page.locator("#epsilon")).to_have_text("3")
+    if figures["learner"] == "optimistic":
+        expect(page.locator("#value-rows tr")).to_have_count(batches)
+        expect(page.locator("#value-note")).to_contain_text("Of the policies played last")
+    page.locator("#certificate-open").click()
+    expect(page.locator("#certificate-claim")).to_contain_text("differential privacy in the shuffle model")
+    expect(other.page.locator("#headline")).to_have_text("No batch is open")
+    expect(other.page.locator("#work dd").first).to_have_text(str(figures["users"]))
+    for one in (seen, other):
+        assert one.page.evaluate(EMPTY) == []
+        for link in one.page.locator("footer a").all():
+            answer = one.page.request.get(f"http://127.0.0.1:{one.port}/{link.get_attribute('href')}")
+            assert answer.ok, link
+        one.check()
+
+
+def complaints(folder: Path) -> list[str]:
+    """What went wrong by the logs of all roles."""
+    logs = sorted(folder.glob("*.log"))
+    assert [log.stem for log in logs] == ["coordinator", "node", "shuffler"]
+    bad = re.compile(r'Traceback|Error|Warning|^shufflerl: |"trouble"|"level": "(?!info)')
+    return [f"{log.stem}: {line}" for log in logs for line in log.read_text().splitlines() if bad.search(line)]
 
 
 def test_a_run_is_watched_through_a_killed_coordinator(chromium: Browser, tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import json
+from dataclasses import asdict
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -148,12 +151,7 @@ class LearnerContract:
             assert learner.save() == saved
             restored = self.learner(seed=7)
             restored.restore(saved)
-            again = restored.view()
-            assert (again.estimate, again.stages, again.log2_policies) == (
-                view.estimate,
-                view.stages,
-                view.log2_policies,
-            )
+            assert restored.view() == view
             if view.estimate is not None:
                 known = view.estimate
                 assert 0 <= known.low <= known.value <= known.high <= self.mdp.horizon
@@ -163,8 +161,23 @@ class LearnerContract:
             if view.log2_policies is not None:
                 assert 0 <= view.log2_policies <= most + 1e-9
             if view.actions is not None:
-                assert view.actions.shape == (self.mdp.horizon, self.mdp.n_states)
+                assert np.shape(view.actions) == (self.mdp.horizon, self.mdp.n_states)
                 assert np.log2(view.actions).sum() == pytest.approx(view.log2_policies)
+
+    def test_what_it_tells_can_be_encoded_at_every_point_of_a_run(self) -> None:
+        """As plain Python by every encoder alike: msgspec, which pages are fed by, refuses numbers of NumPy."""
+        learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()
+
+        def check() -> None:
+            trace = [record.as_dict() for record in learner.trace]
+            told = [asdict(learner.view()), trace, learner.parameters, learner.most_batches]
+            assert msgspec.json.decode(msgspec.json.encode(told)) == json.loads(json.dumps(told, allow_nan=False))
+
+        check()
+        while (batch := learner.next_batch()) is not None:
+            check()
+            learner.observe(privatizer.release(population.play(batch)))
+            check()
 
     def test_asking_twice_gives_the_same_batch(self) -> None:
         learner = self.learner()

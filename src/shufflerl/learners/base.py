@@ -7,13 +7,13 @@ next and is handed the release that answers it. What drives it may be a simulati
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import state
-from shufflerl.checks import IntArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.learners.stages import StageRecord
@@ -24,8 +24,16 @@ from shufflerl.seeding import Seed, stream
 STATE_VERSION = 5
 
 
+class Told:
+    """A dataclass of plain Python, whatever its numbers were computed with: encoders refuse those of NumPy."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
+
+
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Told):
     """What an episode is thought to earn; `meaning` says of which policy, and what the interval [low, high] is."""
 
     value: float
@@ -40,18 +48,18 @@ class Estimate:
         return cls(value, low, high, meaning)
 
 
-@dataclass(frozen=True, eq=False)
-class View:
+@dataclass(frozen=True)
+class View(Told):
     """What a learner can tell of itself to people. It follows from releases alone, so telling it costs no privacy.
 
     What a learner does not have, or does not know yet, is None: `estimate`; `stages`, those done and all; of a learner
-    that eliminates `log2_policies`, how many policies are left, and `actions[h, x]`, how many actions.
+    that eliminates `log2_policies`, how many policies are left, and `actions[h][x]`, how many actions.
     """
 
     estimate: Estimate | None = None
     stages: tuple[int, int] | None = None
     log2_policies: float | None = None
-    actions: IntArray | None = None
+    actions: list[list[int]] | None = None
 
 
 class Learner(ABC):
@@ -187,6 +195,12 @@ class Learner(ABC):
             "problem": self.problem.fingerprint,
             "parameters": self.parameters,
         }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return type(value)(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _packed(what: str, mixture: Mixture) -> dict[str, NDArray[Any]]:

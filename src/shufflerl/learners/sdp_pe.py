@@ -223,7 +223,7 @@ class SDPPE(Learner):
             estimate=self.radius.estimate(),
             stages=(self._stage, len(self.stages)),
             log2_policies=self.policies.log2_size,
-            actions=self.policies.allowed.sum(axis=-1) if isinstance(self.policies, ProductSet) else None,
+            actions=self.policies.allowed.sum(axis=-1).tolist() if isinstance(self.policies, ProductSet) else None,
         )
 
     def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -26,8 +26,9 @@ class UCBVI(Learner):
 
     `bonus` is "bernstein" (width from the estimated variance of the next value) or "hoeffding" (from its range);
     `scale` multiplies the bonus (1 is of the theory's size; the default 0.05 explores less and, on small problems,
-    loses far less); `batch` is how many users play each policy: 1 as in the paper, more for a shuffler, whose noise is
-    per batch, and for large problems, as it plans and sums up tables of X*A*X counters per step once per batch.
+    loses far less); `batch` is how many users play each policy, in the last batch also those too few for another: 1 as
+    in the paper, more for a shuffler, whose noise is per batch, and for large problems, as it plans and sums up tables
+    of X*A*X counters per step once per batch.
     """
 
     name: ClassVar[str] = "ucbvi"
@@ -63,7 +64,7 @@ class UCBVI(Learner):
     @property
     def most_batches(self) -> int:
         """One per policy played."""
-        return -(-self.problem.episodes // self.batch)
+        return max(1, self.problem.episodes // self.batch)
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
         from shufflerl.kernels.ucbvi import optimistic_policy
@@ -72,7 +73,8 @@ class UCBVI(Learner):
         optimistic_policy(
             self.rng, self.moves, self.pays, self.noise_variance, *self.bonus_arguments, self.policy, value, after
         )
-        return min(self.batch, self.episodes_left), Mixture.single(self.policy), self.query
+        users = self.batch if self.episodes_left >= 2 * self.batch else self.episodes_left
+        return users, Mixture.single(self.policy), self.query
 
     @property
     def bonus_arguments(self) -> tuple[BoolArray, bool, float, float]:

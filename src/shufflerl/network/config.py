@@ -57,7 +57,11 @@ class ShufflerConfig(Config, frozen=True):
 
 
 #: Parameters of learners that are told none: batches as large as shufflers and nodes ask for unless told otherwise.
-_PARAMETERS: dict[str, dict[str, Any]] = {"optimistic": {"first": 100}}
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "optimistic": {"first": 100},
+    "sdp-pe": {"first": 34},  # of 102 users
+    "ucbvi": {"batch": 100},
+}
 
 
 class CoordinatorConfig(Config, frozen=True):

@@ -23,7 +23,7 @@ def learned(run: Coordinator) -> dict[str, Any]:
         "stages": view.stages,
         "log2_policies": view.log2_policies,
         "log2_all_policies": problem.horizon * problem.n_states * math.log2(problem.n_actions),
-        "decided": None if view.actions is None else int((view.actions == 1).sum()),
+        "decided": None if view.actions is None else sum(row.count(1) for row in view.actions),
         "switches": sum(one["switched"] for one in outcomes),
         "changed_actions": outcomes[-1]["changed_actions"] if outcomes else None,
         "estimate": None if view.estimate is None else asdict(view.estimate),

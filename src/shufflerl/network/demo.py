@@ -18,11 +18,12 @@ import httpx2
 import numpy as np
 
 from shufflerl import envs
-from shufflerl.errors import LostWorkersError
+from shufflerl.errors import LostWorkersError, UnknownNameError
 from shufflerl.mdp import MDP, Mixture
 from shufflerl.network import roles
 from shufflerl.network.crypto import SigningKey
 from shufflerl.planning import mixture_value
+from shufflerl.registry import nearest
 
 DELTA = 1e-5
 # Of every batch, in the figures.
@@ -47,9 +48,16 @@ class Demo:
 
     @property
     def learner_parameters(self) -> str:
-        """Of the learner, as TOML: every batch costs its messages, so few of them."""
-        few = f"batches = 10, first = {self.min_batch_size}" if self.learner == "optimistic" else ""
-        return f"learner_parameters = {{ {few} }}\n"
+        """Of the learner, as TOML: every batch costs its messages, so few of them, and none too small to be mixed."""
+        least = self.min_batch_size
+        few = {
+            "optimistic": f"batches = 10, first = {least}",
+            "sdp-pe": f"first = {-(-least // 3)}",  # a stage has three times as many
+            "ucbvi": f"batch = {max(least, self.users // 11)}",
+        }
+        if self.learner not in few:
+            raise UnknownNameError(f"The demonstration has no learner {self.learner!r}.{nearest(self.learner, few)}")
+        return f"learner_parameters = {{ {few[self.learner]} }}\n"
 
 
 class Role:
@@ -96,6 +104,7 @@ class Role:
 def system(setting: Demo, folder: Path, environment: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
     """Shuffler, coordinator and fleet, running; ended when the block ends."""
     started: list[Role] = []
+    parameters = setting.learner_parameters
     budget = ("--epsilon", str(setting.epsilon), "--delta", str(DELTA))
     mixing = ("--min-batch-size", str(setting.min_batch_size))
     workers = str(min(2, os.cpu_count() or 1))  # more would be faster, and more memory than a demonstration may take
@@ -114,7 +123,7 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
         shuffler_said = shuffler.heard()
         shuffler_at = f"http://127.0.0.1:{shuffler_said['port']}"
         settings = folder / "coordinator.toml"
-        settings.write_text(setting.learner_parameters)
+        settings.write_text(parameters)
         coordinator = start(
             *("coordinator", str(settings), "--folder", str(folder / "coordinator"), "--listen", "127.0.0.1:0"),
             *("--shuffler", shuffler_at, "--environment", setting.env, "--learner", setting.learner, *budget),

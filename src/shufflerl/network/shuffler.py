@@ -156,7 +156,7 @@ class Shuffler:
             raise ProblemError(
                 Reason.below_minimum,
                 f"The batch asks {said.users} users{less}; this shuffler mixes at least {self._limits.min_batch_size} "
-                "(min_batch_size).",
+                "(min_batch_size). Begin a run whose learner asks more (parameter `first` or `batch`), or mix fewer.",
             )
         if agreement.most_messages > self._limits.most_messages:
             raise ProblemError(

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from shufflerl.network import http
 from shufflerl.network.wire import ProblemError, Reason
 
 #: Seconds between looks, and of silence after which a sign of life is sent: a page takes a longer one for the end.
@@ -52,6 +53,7 @@ class Watching:
         self._page, self._look = page, look
         self._files = {file.name: file.read_bytes() for file in (resources.files(__package__) / "pages").iterdir()}
         self._watchers = 0
+        self._failed: str | None = None  # what was told and logged of a failure that lasts
         self._over = asyncio.Event()
 
     @property
@@ -90,11 +92,12 @@ class Watching:
         try:
             yield f"retry: {RETRY}\n\n".encode()
             while not self._over.is_set():
-                for name, part in (await self._look()).items():
-                    body = msgspec.json.encode(part)
+                parts = await self._parts()
+                for name, body in parts.items():
                     if sent.get(name) != body:
-                        sent[name], number, last = body, number + 1, time.monotonic()
+                        number, last = number + 1, time.monotonic()
                         yield f"id: {number}\nevent: {name}\ndata: {body.decode()}\n\n".encode()
+                sent = parts
                 if time.monotonic() - last > SILENCE:
                     last = time.monotonic()
                     yield b"event: alive\ndata: {}\n\n"
@@ -102,3 +105,19 @@ class Watching:
                     await asyncio.wait_for(self._over.wait(), EVERY)
         finally:
             self._watchers -= 1
+
+    async def _parts(self) -> dict[str, bytes]:
+        """All there is to see; where that fails, a part that says so, and one line in the log for as long as it does.
+
+        Only what kind of failure it is goes to the page: its text may name what nobody else should see.
+        """
+        try:
+            parts = {name: msgspec.json.encode(part) for name, part in (await self._look()).items()}
+        except Exception as reason:  # whatever it is, a page must not stop without a word
+            detail = f"What stands here cannot be kept fresh ({type(reason).__name__}); the server's log says more."
+            if detail != self._failed:
+                http.log.exception("page failed")
+            self._failed = detail
+            return {"failed": msgspec.json.encode({"detail": detail})}
+        self._failed = None
+        return parts

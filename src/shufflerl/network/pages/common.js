@@ -67,17 +67,27 @@ export const say = (text) => put("said", text);
 
 const SILENCE = 15_000; // milliseconds after which a server that says nothing counts as gone
 
-/** Show each part whenever the server tells it; say when it cannot be reached and when it is back. */
+/** Show each part whenever the server tells it; say when it cannot be reached, or cannot tell, and when it is back. */
 export function watch(parts) {
-  let source, heard = performance.now(), started, lost = false;
+  let source, heard = performance.now(), started, lost = false, failed = false;
 
   const alive = () => {
     heard = performance.now();
+    if (failed) return;
     if (lost) say("Connected again.");
     lost = false;
     document.body.classList.remove("stale");
     byId("link").dataset.link = "live";
     put("link-text", "Live");
+  };
+  const fail = (detail) => {
+    heard = performance.now();
+    failed = true;
+    lost = false;
+    document.body.classList.add("stale");
+    byId("link").dataset.link = "failed";
+    put("link-text", detail);
+    say(detail);
   };
   const gone = () => {
     if (!lost) say("The connection is lost. The page comes back by itself.");
@@ -90,9 +100,12 @@ export function watch(parts) {
     source?.close();
     source = new EventSource("v1/events");
     source.addEventListener("alive", alive);
+    source.addEventListener("failed", (event) => fail(JSON.parse(event.data).detail));
     for (const [name, show] of Object.entries(parts)) {
       source.addEventListener(name, (event) => {
         const part = JSON.parse(event.data);
+        if (failed) say("It is fresh again.");
+        failed = false;
         alive();
         if (part.started && started && part.started !== started) say("The server was restarted.");
         started = part.started ?? started;

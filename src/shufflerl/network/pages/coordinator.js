@@ -92,7 +92,9 @@ function showLearned(now) {
   put("value", three(estimate?.value));
   put("interval", estimate ? `between ${three(estimate.low)} and ${three(estimate.high)}` : "not known yet");
   put("value-note", estimate ? `${estimate.meaning[0].toUpperCase()}${estimate.meaning.slice(1)}.`
-    : now.batches ? "Too little is known for an estimate, or this learner makes none." : "No batch has been learned from.");
+    : now.batches ? "There is no estimate: too little is known so far, or this learner makes none." : "No batch has been learned from.");
+  byId("value-figure").hidden = now.batches > 0 && !estimate;
+  byId("chart-box").hidden = now.batches > 0 && now.history.length === 0;
   drawChart();
   byId("value-details").hidden = now.history.length === 0;
   byId("value-rows").replaceChildren(...now.history.map((point) => {
