@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from shufflerl import privatizers
 from shufflerl.counts import CountQuery
 from shufflerl.errors import AccountingError, InvalidInputError
 from shufflerl.learners.ucbvi import UCBVI
-from shufflerl.privacy.certificate import ASSUMPTIONS, IMPLICATIONS, Certificate
+from shufflerl.privacy.certificate import ASSUMPTIONS, IMPLICATIONS, Certificate, at_most
 from shufflerl.privacy.sizing import certificate_of, size_up
 from tests.examples import random_mdp
 
@@ -31,13 +35,33 @@ def test_text_and_json_say_the_same(name: str) -> None:
     certificate = _certificate(name)
     figures = json.loads(json.dumps(certificate.as_dict()))
     text = " ".join(str(certificate).split())
-    assert f"({figures['epsilon']:.4g}, 1e-05)-differential privacy in the {figures['model']} model" in text
+    assert f"({at_most(figures['epsilon'])}, 1e-05)-differential privacy in the {figures['model']} model" in text
     assert figures["mechanism"] in text
     assert figures["neighbours"] in text
     assert figures["implies"] in text
     for assumption, meaning in figures["assumptions"].items():
         assert f"{assumption}: {meaning}" in text
     assert figures["epsilon"] <= figures["budget_epsilon"] + 1e-9
+
+
+@given(bound=st.floats(1e-300, 1e300), digits=st.integers(1, 12))
+@example(bound=1.0000000000000002, digits=4)
+@example(bound=0.1, digits=4)
+def test_a_printed_bound_is_a_bound(bound: float, digits: int) -> None:
+    """Never below, and above by less than one of its last digit; what has so few digits is printed as it is."""
+    printed = at_most(bound, digits)
+    assert bound <= float(printed) < bound * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
+    assert at_most(float(printed), digits) == printed
+    assert at_most(np.float64(bound), digits) == printed
+    assert at_most(float("inf")) == "inf"
+
+
+@pytest.mark.parametrize("epsilon", [0.10001, 0.99994, 1.00001, 0.37, 12.3449])
+def test_no_certificate_prints_less_than_it_costs(epsilon: float) -> None:
+    certificate = replace(_certificate("shuffle"), epsilon=epsilon, delta=1.0000049e-5)
+    claim = str(certificate).partition(")")[0].lstrip("(").split(", ")
+    assert float(claim[0]) >= certificate.epsilon
+    assert float(claim[1]) >= certificate.delta
 
 
 def test_models_of_trust_name_whom_they_trust() -> None:

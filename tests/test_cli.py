@@ -182,6 +182,17 @@ def test_calibrate(call: Call) -> None:
     assert rows["true epsilon"] == ["1", "0.03722"]
 
 
+@pytest.mark.parametrize("epsilon", ["0.1", "0.3", "1", "2.5"])
+def test_the_noise_that_is_printed_keeps_to_the_budget(call: Call, epsilon: str) -> None:
+    """Not a digit less than what was calibrated, and no epsilon is printed below what it costs."""
+    printed = call("calibrate", "--epsilon", epsilon)[1]
+    mean = printed.partition("(lambda)")[2].split()[0].replace(",", "")
+    figures = json.loads(call("certify", "--lambda", mean, "--json")[1])
+    assert figures["epsilon"] <= float(epsilon)
+    shown = call("certify", "--lambda", mean)[1]
+    assert figures["epsilon"] <= float(shown[1:].partition(",")[0]) <= float(epsilon)
+
+
 def strict(text: str) -> Any:
     """Parse JSON as the standard has it."""
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

@@ -140,6 +140,17 @@ def test_changes_come_by_themselves_and_are_said_once(chromium: Browser) -> None
         seen.check()
 
 
+def test_no_epsilon_is_shown_below_what_was_spent(chromium: Browser) -> None:
+    expected = {1.00001: "1.01", 0.12341: "0.124", 0.5: "0.5", 0.9991: "1", 12.34: "12.4", 1.2e-9: "1.2e-9", 0: "0"}
+    stage = Stage("coordinator.html", COORDINATOR["filling"] | {"status": status(epsilon_spent=1.00001)})
+    with serving(stage.app) as port, visit(chromium, port) as seen:
+        seen.open()
+        expect(seen.page.locator("#epsilon")).to_have_text("1.01")
+        text = "async all => { const { atMost } = await import('./pages/common.js'); return all.map(atMost); }"
+        assert seen.page.evaluate(text, list(expected)) == list(expected.values())
+        seen.check()
+
+
 def test_everything_is_reached_by_keyboard(chromium: Browser) -> None:
     with serving(Stage("coordinator.html", COORDINATOR["filling"]).app) as port, visit(chromium, port) as seen:
         seen.open()

@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import time
+from fractions import Fraction
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -93,6 +94,26 @@ def test_what_it_says_would_fit_fits(history: list[Charge], changed: int) -> Non
     assert ledger.spent <= 1.0
 
 
+@given(parts=st.lists(st.floats(1e-9, 10), min_size=1, max_size=6), delta=st.floats(1e-12, 0.5))
+def test_what_is_added_up_or_shared_out_is_rounded_against_us(parts: list[float], delta: float) -> None:
+    """By no more than the last digit, and not at all where nothing need be rounded."""
+    exact, stated = sum(map(Fraction, parts)), ledger_module._sum(parts)
+    assert math.nextafter(stated, 0) < exact <= stated
+    count = len(parts)
+    share = ledger_module._share(delta, count)
+    assert count * Fraction(share) <= delta < count * Fraction(math.nextafter(share, 1))
+    assert ledger_module._sum([0.25, 0.5]) == 0.75
+    assert ledger_module._sum([math.inf, 1.0]) == math.inf
+
+
+def test_two_halves_of_a_budget_fit(tmp_path: Path) -> None:
+    """Of different kinds, each calibrated to half of epsilon and delta: nothing is lost to rounding."""
+    half, ledger = Budget(0.5, 0.5e-5), Ledger("task", BUDGET)
+    ledger.record("first", Charge(calibrate_gaussian(half, 22), 22), cohort="ward 7")
+    ledger.record("second", Charge(calibrate(half, 22), 22), cohort="ward 7")
+    assert ledger.spent <= 1.0
+
+
 def test_too_little_noise_is_refused_at_once() -> None:
     with pytest.raises(BudgetExceededError, match="What would fit: Poisson noise of mean 307"):
         Ledger("task", BUDGET).record("batch 0", Charge(PoissonNoise(300.0), 22))
@@ -140,6 +161,30 @@ def test_no_order_of_charges_overspends(cohorts: list[str]) -> None:
             assert privacy_loss(third.noise, 22, accepted[cohort] + 1).delta(1.0) > 1e-5
     assert ledger.spent <= 1.0
     assert len(ledger.releases) == sum(accepted.values())
+
+
+def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """However careless the umask: when it is made, and once it is opened after a copy that others can read."""
+    path, before = tmp_path / "ledger", os.umask(0)
+    try:
+        with Ledger("task", BUDGET, path) as ledger:
+            ledger.record("batch 0", FULL)
+            assert {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {"ledger": 0o600}
+    finally:
+        os.umask(before)
+    path.chmod(0o666)
+    with Ledger("task", BUDGET, path) as again:
+        assert again.releases == ["batch 0"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_rights_of_what_is_no_ledger_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "letter"
+    path.write_text("a letter to my aunt")
+    path.chmod(0o644)
+    with pytest.raises(StateMismatchError, match="not a ledger"):
+        Ledger("task", BUDGET, path)
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_file_outlives_the_process(tmp_path: Path) -> None:
@@ -390,7 +435,7 @@ def test_unary_reports_of_one_cohort_add_up() -> None:
     assert ledger.spent == alone.epsilon(1e-5)
     ledger.record("second", report, cohort="me")
     assert ledger.spent == 2 * alone.epsilon(0.5e-5)
-    with pytest.raises(BudgetExceededError, match=r"0\.4054 more is asked, together 1\.216"):
+    with pytest.raises(BudgetExceededError, match=r"0\.4055 more is asked, together 1\.217"):
         ledger.record("third", report, cohort="me")
     # Three reports by brute force: the one user's bit is a fair coin, the other's a one with probability 0.4.
     mine = np.array([[0.6, 0.4], [0.6, 0.4]]) / 2

@@ -106,7 +106,7 @@ STATUS = {
     "learner": "sdp-pe",
     "episodes": 100,
     "episodes_played": 33,
-    "epsilon_spent": 0.9,
+    "epsilon_spent": 0.90001,
     "epsilon_budget": 1.0,
     "delta": 1e-5,
     "transport": "sums",
@@ -140,6 +140,7 @@ def test_status_and_policy(call: Call) -> None:
         assert code == 0
         assert "35 are missing" in text
         assert "33 of 100" in text
+        assert "epsilon 0.9001 of 1 spent" in text
         assert "travel as sums; a report costs much" in text
         assert json.loads(call("status", *at, "--json")[1]) == STATUS
         code, text = call("policy", *at)

@@ -18,6 +18,8 @@ from shufflerl.network import commands as network_commands
 from shufflerl.options import DELTA_HELP, AsJson
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shufflerl.experiment import Run, Setting
     from shufflerl.learners.stages import StageRecord
 
@@ -175,6 +177,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Say how much noise a budget needs, by exact accounting and by the paper's constants."""
+    from shufflerl.privacy.certificate import at_most
     from shufflerl.privacy.sizing import size_up
 
     figures = size_up(epsilon, delta, horizon=horizon, states=states, actions=actions, users=users, gamma=gamma)
@@ -186,24 +189,25 @@ def calibrate(
 
     table = Table("", "exact accounting", "the paper's constants", box=None, pad_edge=False)
     paper: dict[str, Any] = figures["paper"]
-    table.add_row("[bold]budget epsilon[/]", *[f"{figures['epsilon']:.4g}"] * 2)
-    rows = {
-        "true_epsilon": ("true epsilon", "{:.4g}"),
-        "delta": ("delta", "{:g}"),
-        "changed_counters": ("counters a replaced user changes", "{:,}"),
-        "lambda": ("noise tags per counter (lambda)", "{:,.1f}"),
-        "noise_sd": ("noise standard deviation", "{:,.1f}"),
-        "messages_per_user": ("messages per user", "{:,.1f}"),
+    table.add_row("[bold]budget epsilon[/]", *[at_most(figures["epsilon"])] * 2)
+    rows: dict[str, tuple[str, Callable[[float], str]]] = {
+        "true_epsilon": ("true epsilon", at_most),
+        "delta": ("delta", "{:g}".format),
+        "changed_counters": ("counters a replaced user changes", "{:,}".format),
+        # Rounded up: who announces what is printed keeps to the budget.
+        "lambda": ("noise tags per counter (lambda)", lambda mean: f"{math.ceil(10 * mean) / 10:,.1f}"),
+        "noise_sd": ("noise standard deviation", "{:,.1f}".format),
+        "messages_per_user": ("messages per user", "{:,.1f}".format),
     }
-    for key, (label, form) in rows.items():
-        table.add_row(f"[bold]{label}[/]", *(_figure(column[key], form) for column in (figures, paper)))
+    for key, (label, text) in rows.items():
+        table.add_row(f"[bold]{label}[/]", *(_figure(column[key], text) for column in (figures, paper)))
     Console().print(table)
 
 
-def _figure(value: float | None, form: str) -> str:
+def _figure(value: float | None, text: Callable[[float], str]) -> str:
     if value is None:
         return "beyond what can be drawn"
-    return "none can be certified" if math.isinf(value) else form.format(value)
+    return "none can be certified" if math.isinf(value) else text(value)
 
 
 @app.command()
@@ -277,6 +281,7 @@ def _print_summary(figures: dict[str, Any]) -> None:
     from rich.table import Table
 
     from shufflerl.experiment import described
+    from shufflerl.privacy.certificate import at_most
 
     episodes, seeds, regret, seconds = (figures[key] for key in ("episodes", "seeds", "regret", "seconds"))
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -285,7 +290,7 @@ def _print_summary(figures: dict[str, Any]) -> None:
     table.add_row("learner", described(figures["learner"], figures["learner_parameters"]))
     table.add_row("privatizer", described(figures["privatizer"], figures["privatizer_parameters"]))
     if (certificate := figures["certificate"]) is not None:
-        guarantee = f"({certificate['epsilon']:.4g}, {certificate['delta']:g})-differential privacy"
+        guarantee = f"({at_most(certificate['epsilon'])}, {at_most(certificate['delta'], 6)})-differential privacy"
         table.add_row("guarantee", f"{guarantee}, {certificate['model']} model")
         table.add_row("noise", f"sd {certificate['noise_sd']:.4g} {certificate['noise_on']}")
     table.add_row("episodes", f"{episodes:,} x {seeds} seed{'s' * (seeds > 1)}")

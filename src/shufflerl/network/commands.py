@@ -138,6 +138,8 @@ def tokens(
 
 def status(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
     """Tell how a run is doing, and why a batch is not advancing."""
+    from shufflerl.privacy.certificate import at_most
+
     said = _ask(at, "/v1/status")
     if as_json:
         typer.echo(json.dumps(said))
@@ -145,7 +147,8 @@ def status(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
     typer.echo(f"task      {said['task']}")
     typer.echo(f"learner   {said['learner']}, {said['episodes_played']:,} of {said['episodes']:,} episodes played")
     typer.echo(
-        f"budget    epsilon {said['epsilon_spent']:.4g} of {said['epsilon_budget']:g} spent, delta {said['delta']:g}"
+        f"budget    epsilon {at_most(said['epsilon_spent'])} of {said['epsilon_budget']:g} spent, "
+        f"delta {said['delta']:g}"
     )
     if said["transport"] is not None:
         typer.echo(f"reports   travel as {said['transport']}; {said['transport_costs']}")

@@ -59,6 +59,11 @@ _MASS_ERROR = 2e-8
 # Absolute error of the Fourier composition in units of rounding per composed loss; measured against direct convolution
 # it stays below 0.5 (`test_accounting.py` repeats the measurement).
 _ROUNDINGS_PER_LOSS = 4
+# Sums, products, quotients and roots are right to half of this, relatively; exp and log of the C library to all of it.
+_ULP = sys.float_info.epsilon
+# The Mills ratio is right to this, relatively: erfcx of SciPy to 5 units (`test_accounting.py` repeats the
+# measurement), its argument and factor to 3 more.
+_MILLS_ERROR = 16 * _ULP
 # Calibrated means are at most this much, relatively, above the smallest certified one.
 _CALIBRATION_TOLERANCE = 5e-5
 # Budgets with more epsilon are calibrated as if they had this much: beyond, the closed form loses its digits.
@@ -118,14 +123,25 @@ class PrivacyLoss(ABC):
         return min(1.0, self._delta(real("epsilon", epsilon, above=0, closed=True)))
 
     def epsilon(self, delta: float) -> float:
-        """An epsilon at which the release is (epsilon, delta) private; never below the truth, infinite if none is."""
-        return self._epsilon(real("delta", delta, above=0, below=1))
+        """An epsilon at which the release is (epsilon, delta) private; never below the truth, infinite if none is.
+
+        It is certified: `loss.delta(loss.epsilon(delta)) <= delta`.
+        """
+        delta = real("delta", delta, above=0, below=1)
+        found = self._epsilon(delta)
+        # It may be a rounding beside the least. Twelve digits of it give a calibrated budget back as it was.
+        epsilon, step = float(f"{found:.12g}"), _ULP
+        while math.isfinite(epsilon) and self._delta(epsilon) > delta:
+            epsilon, step = max(found, sys.float_info.min) * (1 + step), 2 * step
+        return epsilon
 
     @abstractmethod
-    def _delta(self, epsilon: float) -> float: ...
+    def _delta(self, epsilon: float) -> float:
+        """Never below the truth."""
 
     @abstractmethod
-    def _epsilon(self, delta: float) -> float: ...
+    def _epsilon(self, delta: float) -> float:
+        """The inverse, up to rounding."""
 
 
 class _Unprotected(PrivacyLoss):
@@ -152,7 +168,7 @@ class _GaussianLoss(PrivacyLoss):
             return 0.0
         # The loss's tail beyond epsilon bounds delta: P(loss > epsilon) <= exp(-a^2/2), a = epsilon/mu - mu/2.
         highest = self.mu * math.sqrt(-2 * math.log(delta)) + self.mu**2 / 2
-        return _least(lambda epsilon: _gaussian_delta(self.mu, epsilon) - delta, 0.0, highest)
+        return _root(lambda epsilon: _gaussian_delta(self.mu, epsilon) - delta, 0.0, highest)
 
 
 @dataclass(frozen=True)
@@ -169,7 +185,10 @@ class _UnaryLoss(PrivacyLoss):
         if epsilon + math.log(self.flip) > 1:
             return 0.0
         root = math.exp(epsilon / 2)  # its square may overflow
-        return max(0.0, (1 - self.flip - root * self.flip * root) / 2)
+        # From below: one unit for each root and half of one for each product, of which the first may be so small that
+        # its last digit is more than that. The difference is exact.
+        grown = math.nextafter(root * self.flip, 0.0) * root * (1 - 4 * _ULP)
+        return _float_above(max(Fraction(0), 1 - Fraction(self.flip) - Fraction(grown)) / 2)
 
     def _epsilon(self, delta: float) -> float:
         likelier = 1 - self.flip - 2 * delta
@@ -203,7 +222,7 @@ def privacy_loss(noise: Noise, changed: int, participations: int = 1) -> Privacy
     if isinstance(noise, Silent):
         return _Unprotected()
     if isinstance(noise, GaussianNoise):
-        return _GaussianLoss(math.sqrt(losses) / noise.sd)
+        return _GaussianLoss(math.sqrt(losses) / noise.sd * (1 + 2 * _ULP))  # three roundings, half a unit each
     if isinstance(noise, PoissonNoise | BinomialNoise):
         return _composed(noise, losses)
     if isinstance(noise, UnaryNoise) and losses == 2:
@@ -412,16 +431,42 @@ def _connected_dots(masses: FloatArray, losses: FloatArray, gap: float) -> Any:
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
-    """delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), without the cancellation where it is small.
+    """delta = Phi(-a) - e^eps Phi(-b), a = eps/mu - mu/2 and b = a + mu, from above, to a relative 1e-9 at any size.
 
-    With a = eps/mu - mu/2 and b = a + mu, both terms share the density phi(a) = e^eps phi(b), so that
-    delta = phi(a) (M(a) - M(b)), M the Mills ratio.
+    Both terms share the density phi(a) = e^eps phi(b), so that delta = phi(a) (M(a) - M(b)), M(t) = int_0^inf
+    exp(-ts - s^2/2) ds the Mills ratio. Where mu is small and this difference loses its digits, it is bounded by the
+    trapezoid under its slope: -M'(t) = 1 - t M(t) is convex (M is completely monotone), so M(a) - M(b) is at most mu
+    times the mean of the slopes at a and b.
     """
-    near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    if near < 0:
-        return float(special.ndtr(-near) - math.exp(epsilon + special.log_ndtr(-far)))
-    root = math.sqrt(2)
-    return float(math.exp(-near * near / 2) / 2 * (special.erfcx(near / root) - special.erfcx(far / root)))
+    # Three roundings of at most half a unit of eps/mu + mu/2. Delta falls in a at any mu, so a is taken from below.
+    near = epsilon / mu - mu / 2 - 2 * _ULP * (epsilon / mu + mu / 2)
+    if not near < 39:  # infinite minus infinite as well
+        return math.ulp(0.0)  # Phi(-39) < 1e-331
+    if near < -39:
+        return 1.0
+    far = near + mu
+    # Half a unit of the exponent for its square, less than 8 for exp, division and constant; and below the normal
+    # range of numbers the last digit itself.
+    density = math.exp(-near * near / 2) / math.sqrt(2 * math.pi)
+    density = density * (1 + _ULP * (near * near / 2 + 8)) + 4 * math.ulp(0.0)
+    if near < -1:
+        # No digits are lost: delta is above 0.6. Of the two terms one is below 1, the other, as far > 1 and phi is
+        # small where the exponent is large, below 0.2, each right to less than the error of the Mills ratio.
+        return float(special.ndtr(-near)) - density * _mills(far) + 2 * _MILLS_ERROR
+    difference = _mills(near) * (1 + _MILLS_ERROR) - _mills(far) * (1 - _MILLS_ERROR)
+    trapezoid = mu * (_slope(near) + _slope(far)) / 2
+    return math.nextafter(density * min(difference, trapezoid) * (1 + 4 * _ULP), math.inf)  # eight roundings above
+
+
+def _mills(t: float) -> float:
+    """M(t) = (1 - Phi(t)) / phi(t)."""
+    return math.sqrt(math.pi / 2) * float(special.erfcx(t / math.sqrt(2)))
+
+
+def _slope(t: float) -> float:
+    """-M'(t) = 1 - t M(t), rounded up."""
+    product = t * _mills(t)
+    return 1 - product + abs(product) * _MILLS_ERROR
 
 
 def _gaussian_mu(budget: Budget) -> float:
@@ -436,12 +481,15 @@ def _gaussian_mu(budget: Budget) -> float:
         high *= 2
     while slack(low) <= 0:
         low /= 2
-    return 1 / _least(slack, low, high)
+    return 1 / _root(slack, low, high)
 
 
-def _least(excess: Callable[[float], float], low: float, high: float) -> float:
-    """The least point of [low, high] at which the falling `excess` is not positive, up to rounding and from above."""
-    point = float(optimize.brentq(excess, low, high, xtol=1e-300, rtol=1e-14))
-    while excess(point) > 0:
-        point *= 1 + 1e-14
-    return point
+def _root(excess: Callable[[float], float], low: float, high: float) -> float:
+    """The point of [low, high] at which the falling `excess` is zero, up to rounding."""
+    return float(optimize.brentq(excess, low, high, xtol=1e-300, rtol=1e-14))
+
+
+def _float_above(exact: Fraction) -> float:
+    """The least number of floating point that is not below."""
+    nearest = float(exact)
+    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 #: What an assumption means for those who must see to it.
@@ -53,6 +54,15 @@ NEIGHBOURS = (
 )
 
 
+def at_most(bound: float, digits: int = 4) -> str:
+    """An upper bound as text in so many digits, rounded up: what is printed is a bound too.
+
+    >>> at_most(0.99851), at_most(1.0)
+    ('0.9986', '1')
+    """
+    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(bound)))):.{digits}g}"
+
+
 @dataclass(frozen=True)
 class Certificate:
     """(epsilon, delta)-differential privacy for every user of a run.
@@ -87,7 +97,7 @@ class Certificate:
 
     def __str__(self) -> str:
         lines = [
-            f"({self.epsilon:.4g}, {self.delta:g})-differential privacy in the {self.model} model",
+            f"({at_most(self.epsilon)}, {at_most(self.delta, 6)})-differential privacy in the {self.model} model",
             "",
             *([] if self.budget_epsilon is None else [f"  budget       epsilon {self.budget_epsilon:g}"]),
             f"  mechanism    {self.mechanism}",

@@ -22,6 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +36,7 @@ from shufflerl.errors import (
     StateMismatchError,
 )
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
+from shufflerl.privacy.certificate import at_most
 from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
 
 #: Raised when the tables change, so that an older file is refused instead of misread.
@@ -94,6 +96,7 @@ class Ledger:
         try:
             with self._transaction():
                 self._verify()
+                self._keep_to_owner()
         except BaseException:
             self._db.close()
             raise
@@ -102,10 +105,16 @@ class Ledger:
         """Made aside and put in place complete, so that nobody, and no crash, ever meets half a ledger."""
         with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as aside:
             complete = Path(aside, "ledger")
+            complete.touch(0o600)  # it tells what a user took part in; its journal gets the same rights
             with contextlib.closing(_connect(complete.absolute().as_uri())) as db:
                 self._create(db)
             with contextlib.suppress(FileExistsError):  # another process was first; its ledger is verified like any
                 os.link(complete, path)
+
+    def _keep_to_owner(self) -> None:
+        """Take from others the right to read a file that was made or copied with it."""
+        if self.path is not None and self.path.stat().st_mode & 0o077:
+            self.path.chmod(0o600)
 
     def _create(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN")
@@ -188,7 +197,7 @@ class Ledger:
         spent, more, total = (self._epsilon(charges) for charges in (before, asked, before + asked))
         return (
             f"{names[0]} would overspend the budget (epsilon {self.budget.epsilon:g}, delta {self.budget.delta:g}): "
-            f"its users have spent epsilon {spent:.4g}, {more:.4g} more is asked, together {total:.4g}. "
+            f"its users have spent epsilon {at_most(spent)}, {at_most(more)} more is asked, together {at_most(total)}. "
             + self._what_fits(before, asked)
         )
 
@@ -230,8 +239,8 @@ class Ledger:
 
         Equal charges compose exactly; different ones by adding up, delta shared out evenly, which is pessimistic.
         """
-        delta = self.budget.delta / (kinds or len(charges) or 1)
-        return math.fsum(_epsilon_alone(charge, times, delta) for charge, times in charges.items())
+        delta = _share(self.budget.delta, kinds or len(charges) or 1)
+        return _sum([_epsilon_alone(charge, times, delta) for charge, times in charges.items()])
 
     def close(self) -> None:
         """Close the file; what was recorded stays."""
@@ -309,8 +318,21 @@ def _fits_alone(charge: Charge, times: int, budget: Budget) -> bool:
 def _epsilon_alone(charge: Charge, times: int, delta: float) -> float:
     """Epsilon of equal charges: composed exactly, but of unary reports, where that is not known, added up."""
     if isinstance(charge.noise, UnaryNoise):
-        return times * privacy_loss(charge.noise, charge.changed).epsilon(delta / times)
+        return _sum([privacy_loss(charge.noise, charge.changed).epsilon(_share(delta, times))] * times)
     return privacy_loss(charge.noise, charge.changed, times).epsilon(delta)
+
+
+def _share(delta: float, parts: int) -> float:
+    """One of equal parts of delta, rounded down: together they are no more than all of it."""
+    share = delta / parts
+    return share if parts * Fraction(share) <= delta else math.nextafter(share, 0.0)
+
+
+def _sum(epsilons: list[float]) -> float:
+    """Their sum, rounded up."""
+    total = math.fsum(epsilons)  # the nearest
+    short = math.isfinite(total) and math.fsum([*epsilons, -total]) > 0
+    return math.nextafter(total, math.inf) if short else total
 
 
 def _checksum(*parts: Any) -> str:

@@ -6,6 +6,13 @@ export const byId = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en");
 export const count = (number) => (number == null ? UNKNOWN : whole.format(number));
 export const digits = (number) => (number == null ? UNKNOWN : String(Number(number.toPrecision(3))));
+/** A bound in three digits, rounded up: what is shown is a bound too. */
+export function atMost(number) {
+  if (number == null) return UNKNOWN;
+  const nearest = Number(number.toPrecision(3));
+  const unit = 10 ** (Math.floor(Math.log10(number)) - 2);
+  return String(nearest >= number ? nearest : Number((nearest + unit).toPrecision(3)));
+}
 export const three = (number) => (number == null ? UNKNOWN : number.toPrecision(3));
 export const plural = (number, one, many) => `${count(number)} ${number === 1 ? one : many}`;
 

@@ -1,4 +1,4 @@
-import { UNKNOWN, bar, byId, count, digits, duration, facts, lead, make, plural, put, three, watch } from "./common.js";
+import { UNKNOWN, atMost, bar, byId, count, digits, duration, facts, lead, make, plural, put, three, watch } from "./common.js";
 import { draw } from "./chart.js";
 
 const STATES = ["open", "sealed", "released", "learned"];
@@ -29,12 +29,12 @@ function showStatus(status) {
   const spent = status.epsilon_spent, budget = status.epsilon_budget;
   byId("gauge-value").style.strokeDasharray = `${Math.min(100, (100 * spent) / budget)} 200`;
   byId("gauge-value").classList.toggle("none", spent === 0);
-  put("epsilon", digits(spent));
+  put("epsilon", atMost(spent));
   put("epsilon-of", `of ε = ${digits(budget)}`);
   const gauge = byId("gauge");
   gauge.setAttribute("aria-valuemax", budget);
   gauge.setAttribute("aria-valuenow", spent);
-  gauge.setAttribute("aria-valuetext", `epsilon ${digits(spent)} of ${digits(budget)} spent`);
+  gauge.setAttribute("aria-valuetext", `epsilon ${atMost(spent)} of ${digits(budget)} spent`);
   put("spent-note", spent === 0 ? "Nothing has been released yet." : "By each user who took part, once.");
   put("delta", `δ = ${status.delta.toExponential()}`);
 
@@ -164,10 +164,10 @@ async function showCertificate() {
     const answer = await fetch("v1/certificate");
     if (!answer.ok) throw new Error(`the coordinator answered ${answer.status}`);
     const said = await answer.json();
-    put("certificate-claim", `(${digits(said.epsilon)}, ${said.delta.toExponential()})-differential privacy in the ${said.model} model`);
+    put("certificate-claim", `(${atMost(said.epsilon)}, ${said.delta.toExponential()})-differential privacy in the ${said.model} model`);
     put("certificate-mechanism", `By ${said.mechanism}.`);
     facts("certificate-facts", [
-      ["Spent so far", digits(said.spent), `of a budget of ${digits(said.budget_epsilon)}`],
+      ["Spent so far", atMost(said.spent), `of a budget of ${digits(said.budget_epsilon)}`],
       ["Noise", `standard deviation ${digits(said.noise_sd)}`, said.noise_on],
       ["Sensitivity", plural(said.changed_counters, "counter", "counters"), "changed by one at most when a user is replaced"],
       ["Each user takes part", plural(said.participations, "time", "times")],

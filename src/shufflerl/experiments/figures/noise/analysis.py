@@ -16,6 +16,7 @@ from shufflerl.experiments.figures.lines import DELTA, DELTA_TEXT
 from shufflerl.experiments.figures.noise.sweep import ACTIONS, EPSILON, EPSILONS, HORIZON, HORIZONS, STATES, USERS
 from shufflerl.mdp import Problem
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau, privacy_loss
+from shufflerl.privacy.certificate import at_most
 from shufflerl.privacy.noise import Noise
 
 #: How much more noise counts as the same.
@@ -47,7 +48,7 @@ def analyse(evidence: Evidence) -> Analysis:
     style.legend_below(drawing, left, 3)
     true = [_true_epsilon(column[0], HORIZON) for column in by_epsilon]
     rows = tuple(
-        (f"{epsilon:g}", *(number(noise.sd) for noise in column), f"{cost:.3g}")
+        (f"{epsilon:g}", *(number(noise.sd) for noise in column), at_most(cost, 3))
         for epsilon, column, cost in zip(epsilons, by_epsilon, true, strict=True)
     )
     titles = ("ε", "the paper's sd", "exact sd", "central Gaussian sd", "true ε of the paper's noise")
@@ -101,7 +102,7 @@ def _true_epsilon(noise: Noise, horizon: int) -> float:
 def private(promised: Sequence[float], true: Sequence[float]) -> Outcome:
     """Claim: what noise truly costs is at most what was promised."""
     held = all(cost <= epsilon for epsilon, cost in zip(promised, true, strict=True))
-    pairs = (f"ε = {epsilon:g}: true ε {cost:.2g}" for epsilon, cost in zip(promised, true, strict=True))
+    pairs = (f"ε = {epsilon:g}: true ε {at_most(cost, 2)}" for epsilon, cost in zip(promised, true, strict=True))
     return Outcome(Verdict.HOLDS if held else Verdict.NOT_HERE, "; ".join(pairs))
 
 
