@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -188,8 +189,18 @@ def test_every_commit_is_synchronous(tmp_path: Path) -> None:
 def test_files_that_hold_keys_are_their_owners_alone(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "shuffler.db")
     store.create(ROW, bytes(32))
-    assert {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {
-        "shuffler.db": 0o600,
-        "shuffler.db-wal": 0o600,
-    }
+    private = {"shuffler.db": 0o600, "shuffler.db-wal": 0o600}
+    assert _rights(tmp_path) == private
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for name in private:
+        shutil.copy(tmp_path / name, copied)
+        (copied / name).chmod(0o664)
     store.close()
+    again = SQLiteStore(copied / "shuffler.db")
+    assert _rights(copied) == private
+    again.close()
+
+
+def _rights(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir() if file.is_file()}

@@ -46,6 +46,10 @@ def connect(path: Path | None, format: str, tables: list[str]) -> sqlite3.Connec
         if names and names != [format]:
             db.close()
             raise StateMismatchError(f"{path} holds {names[0]!r}, not {format!r}; use another folder for this role.")
+        if path is not None:
+            for file in (path, path.with_name(f"{path.name}-wal")):
+                if file.exists() and file.stat().st_mode & 0o077:  # it was made or copied with rights for others
+                    file.chmod(0o600)
         erase(db)  # a process that died between deleting and erasing left this to us
         return db
     except (sqlite3.Error, OSError) as reason:
