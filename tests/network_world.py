@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -197,16 +198,17 @@ def open_batch(world: World) -> OpenBatch:
 
 
 def pretend_to_seal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seals that bind key and info but hide nothing: a thousand schedules cost what one does with real ones."""
+    """Seals that bind key and info and never repeat, but hide nothing: a thousand schedules cost what one does."""
 
-    def mark(public: bytes, info: bytes) -> bytes:
-        return hashlib.sha256(public + info).digest()
+    def code(public: bytes, info: bytes, once: bytes) -> bytes:
+        return hashlib.sha256(public + info + once).digest()[:16]
 
     def seal(key: Any, info: bytes, text: bytes) -> bytes:
-        return mark(key.public_bytes_raw(), info) + text + bytes(16)
+        once = os.urandom(32)
+        return once + text + code(key.public_bytes_raw(), info, once)
 
     def unseal(key: Any, info: bytes, sealed: bytes) -> bytes:
-        if sealed[:32] != mark(key.public_key().public_bytes_raw(), info) or len(sealed) < 48:
+        if sealed[-16:] != code(key.public_key().public_bytes_raw(), info, sealed[:32]) or len(sealed) < 48:
             raise UnsealError
         return sealed[32:-16]
 

@@ -6,13 +6,14 @@ import json
 import math
 import sys
 import warnings
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shufflerl import __version__
-from shufflerl.errors import ShuffleRLError
+from shufflerl.errors import MissingExtraError, ShuffleRLError
 from shufflerl.experiments import commands
 from shufflerl.network import commands as network_commands
 from shufflerl.options import DELTA_HELP, AsJson
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from shufflerl.experiment import Run, Setting
     from shufflerl.learners.stages import StageRecord
+    from shufflerl.privacy.audit import System
 
 app = typer.Typer(
     name="shufflerl",
@@ -234,21 +236,70 @@ def certify(
         typer.echo(str(certificate))
 
 
+class AuditPath(StrEnum):
+    """What the audit attacks."""
+
+    all = "all"
+    protocol = "protocol"
+    tags = "tags"
+    sums = "sums"
+
+
 @app.command()
 def audit(
-    epsilon: Annotated[float, typer.Option(help="Privacy budget to audit at.")] = 1.0,
+    path: Annotated[
+        AuditPath,
+        typer.Option(
+            help="The protocol in memory, or the networked system by its transport: sealed tags, masked sums."
+        ),
+    ] = AuditPath.all,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Privacy budget to audit at; unless given, 1, and 4 where every tag is sealed.")
+    ] = None,
     delta: Delta = 1e-5,
-    samples: Annotated[int, typer.Option(help="Transcripts to play of each of two neighbouring batches.")] = 8000,
+    samples: Annotated[
+        int | None, typer.Option(help="Transcripts to play of each of two neighbouring batches.")
+    ] = None,
+    users: Annotated[int, typer.Option(help="Users of a batch.")] = 4,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the real protocol and report the privacy loss that can be shown; fails if it exceeds the claim."""
+    """Attack the system as it runs and report the privacy loss that can be shown; fails if that exceeds the claim."""
     from shufflerl.privacy.accounting import Budget
+    from shufflerl.privacy.audit import InMemory
     from shufflerl.privacy.audit import audit as attack
 
-    report = attack(Budget(epsilon, delta), samples=samples)
-    typer.echo(to_json(report.as_dict()) if as_json else str(report))
-    if not report.passed:
+    systems: list[System] = [InMemory()] if path in (AuditPath.all, AuditPath.protocol) else []
+    missing = None
+    try:
+        systems += [] if path == AuditPath.protocol else _networks(path)
+    except MissingExtraError as reason:
+        if path != AuditPath.all:
+            raise
+        missing = f"Not attacked: tags, sums. {reason}"
+    reports = []
+    for system in systems:
+        budget = Budget(system.epsilon if epsilon is None else epsilon, delta)
+        reports.append(attack(budget, samples=samples, users=users, system=system))
+        if not as_json:
+            typer.echo(f"{reports[-1]}\n")
+    passed = all(report.passed for report in reports)
+    if as_json:
+        typer.echo(
+            to_json({"passed": passed, "audits": [report.as_dict() for report in reports], "not_attacked": missing})
+        )
+    elif missing is not None:
+        typer.echo(missing)
+    if not passed:
         raise typer.Exit(1)
+
+
+def _networks(path: AuditPath) -> list[System]:
+    from shufflerl.network import check_installed
+
+    check_installed()
+    from shufflerl.network.audit import Network
+
+    return [Network(name) for name in ("tags", "sums") if path in (AuditPath.all, name)]
 
 
 def _run_with_progress(setting: Setting, seeds: range, *, quiet: bool) -> list[Run]:

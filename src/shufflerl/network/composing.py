@@ -9,6 +9,7 @@ from typing import Any
 from shufflerl.network import wire
 from shufflerl.network.reporting import (
     Checked,
+    Environment,
     Invitation,
     check_environment,
     check_signatures,
@@ -23,11 +24,13 @@ def check(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invita
     check_environment(_environment(env, json.dumps(parameters)), checked_batch(batch, invitation).agreement)
 
 
-def compose(env: str, parameters: dict[str, Any], batch: bytes, invitation: Invitation, token: bytes) -> bytes:
-    """Play one episode and seal its report; runs in a worker."""
+def compose(
+    env: str | Environment, parameters: dict[str, Any], batch: bytes, invitation: Invitation, token: bytes
+) -> bytes:
+    """Play one episode, in an environment or in that of a name, and seal its report; runs in a worker."""
     checked = checked_batch(batch, invitation)
-    episode = play(_environment(env, json.dumps(parameters)), checked.agreement)
-    return wire.encode(make_report(checked, episode, token))
+    played = _environment(env, json.dumps(parameters)) if isinstance(env, str) else env
+    return wire.encode(make_report(checked, play(played, checked.agreement), token))
 
 
 @functools.lru_cache(maxsize=4)

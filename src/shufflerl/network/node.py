@@ -52,6 +52,15 @@ def charge(terms: Terms, agreement: Agreement) -> Charge:
     return Charge(terms.honest_noise(agreement), agreement.protocol.query.changed_counters)
 
 
+def take_part(env: Environment, checked: Checked, terms: Terms, token: bytes, ledger: Ledger) -> Report:
+    """Check the terms, charge the ledger, and only then play."""
+    agreement = checked.agreement
+    check_environment(env, agreement)
+    terms.check(agreement)
+    ledger.record(f"run {agreement.announcement.task.hex()}", charge(terms, agreement), cohort="this node")
+    return make_report(checked, play(env, agreement), token)
+
+
 def settled(outcome: Outcome) -> str:
     """The verdict to note for an outcome. A token that is spent was spent by this very report, as nodes make one."""
     if outcome.verdict in (Verdict.accepted, Verdict.duplicate):
@@ -132,12 +141,9 @@ class Node:
             self._pause(backoff, deadline, f"No batch was open in time; the last was: {trouble}")
 
     def _prepare(self, checked: Checked) -> Parcel:
-        """Check the terms, charge the ledger, and only then play; the report is on disk before it is sent."""
+        """Take part; the report is on disk before it is sent."""
         said = checked.agreement.announcement
-        check_environment(self._env, checked.agreement)
-        self._terms.check(checked.agreement)
-        self._ledger.record(f"run {said.task.hex()}", charge(self._terms, checked.agreement), cohort="this node")
-        report = make_report(checked, play(self._env, checked.agreement), self._token)
+        report = take_part(self._env, checked, self._terms, self._token, self._ledger)
         parcel = Parcel(self._name, said.task, said.batch, said.attempt, wire.encode(report))
         self._outbox.put([parcel])
         return parcel

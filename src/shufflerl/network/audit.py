@@ -1,0 +1,265 @@
+"""The networked system as the audit plays it: every role's own code, in one process without sockets.
+
+The user who is replaced is a device of its own (`node.take_part`), the others are a fleet's (`composing.compose`).
+Their reports go to a `Shuffler` with its store in memory, what it releases goes to a `Coordinator` in a folder that is
+deleted afterwards, and what its learner is given is judged. The auditor has all keys: it opens every report and finds
+every sealed message again in the release.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from shufflerl.checks import IntArray
+from shufflerl.counts import Trajectories
+from shufflerl.errors import ContractError, PrivacyWarning
+from shufflerl.mdp import Problem
+from shufflerl.network import composing, crypto, masking, mixing, node, wire
+from shufflerl.network.agreement import Agreement, Terms
+from shufflerl.network.coordinator import Coordinator, Run
+from shufflerl.network.crypto import SigningKey
+from shufflerl.network.opening import Counted, Opener
+from shufflerl.network.reporting import Checked, Invitation, check_signatures
+from shufflerl.network.shuffler import Limits, Shuffler
+from shufflerl.network.store import BatchRow, SQLiteStore
+from shufflerl.network.wire import Action, Announcement, Report, Signed, Transport, Verdict
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.audit import Session, System, Transcript
+from shufflerl.privacy.ledger import Ledger
+from shufflerl.privacy.noise import PoissonNoise
+from shufflerl.privacy.protocol import Protocol
+
+#: Batches of a run; after them another begins, with other keys.
+BATCHES = 50
+
+
+class Network(System):
+    """The networked system with one of its transports.
+
+    Its problem has one action, so that what users do depends on no policy, and half as many counters. Where every tag
+    is sealed epsilon is larger unless told otherwise: the same code draws less noise, and there is less to seal.
+    """
+
+    problem = Problem(horizon=2, n_states=2, n_actions=1, episodes=1)
+
+    def __init__(self, transport: Literal["tags", "sums"]) -> None:
+        self.path = self._transport = transport
+        if transport == "tags":
+            self.epsilon, self.samples, self.padding = 4.0, 100, wire.PADDING
+            self.attacked = "a node and a fleet's workers, sealed tags, shuffler, mixing, opening and coordinator"
+        else:
+            self.epsilon, self.samples = 1.0, 200
+            self.attacked = "a node and a fleet's workers, masked vectors, shuffler, summing, unmasking and coordinator"
+
+    @contextmanager
+    def begin(self, budget: Budget, users: int) -> Iterator[Session]:
+        """See `System`."""
+        # There is nothing to keep, so no disk to wait for.
+        in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="shufflerl-audit-", dir=in_memory) as folder:
+            runs = [_Run(Path(folder, "0"), self._transport, budget, users)]
+
+            def play(trajectories: Sequence[Trajectories]) -> Transcript:
+                if runs[-1].coordinator.pending is None:
+                    runs[-1].coordinator.close()
+                    runs.append(_Run(Path(folder, str(len(runs))), self._transport, budget, users))
+                return runs[-1].play(trajectories)
+
+            try:
+                yield Session(runs[0].protocol, play)
+            finally:
+                runs[-1].coordinator.close()
+
+
+class Scripted:
+    """An environment in which it is written down what happens, whatever is done."""
+
+    def __init__(self, episode: Trajectories) -> None:
+        self._states, self._rewards = episode.states[0].tolist(), episode.rewards[0].tolist()
+        self._step = 0
+
+    def reset(self) -> tuple[int, dict[str, Any]]:
+        """Begin at the first state."""
+        self._step = 0
+        return self._states[0], {}
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Go on to the next one."""
+        reward = float(self._rewards[self._step])
+        self._step += 1
+        over = self._step == len(self._states)
+        return self._states[self._step - over], reward, over, False, {}
+
+
+class _Read(NamedTuple):
+    """What an auditor reads: tags of every report, tags released, which message each of these is, what comes once."""
+
+    sent: list[IntArray]
+    released: IntArray
+    order: IntArray
+    once: list[bytes]
+
+
+class _Run:
+    """A coordinator, a shuffler and as many devices as a batch asks for."""
+
+    def __init__(self, folder: Path, transport: Literal["tags", "sums"], budget: Budget, users: int) -> None:
+        shape, all_that_comes = Network.problem, 10**9
+        problem = Problem(shape.horizon, shape.n_states, shape.n_actions, BATCHES * users)
+        with warnings.catch_warnings(action="ignore", category=PrivacyWarning):  # there is nobody to protect
+            run = Run(problem, "ucbvi", budget, 0, {"batch": users}, transport=transport, excludable=0.0)
+        folder.mkdir()
+        self._opener, self._store = _Opener(), _Store(None)
+        self.coordinator = Coordinator(folder, run, self._opener)
+        key, identity, self._enrolment = self.coordinator.identity.public, _new_identity(), _new_identity()
+        limits = Limits(min_batch_size=users, most_messages=all_that_comes)
+        self._shuffler = Shuffler(self._store, identity, key, self._enrolment.public, limits)
+        self._invitation = Invitation(self.coordinator.task, "", key, identity.public)
+        self._terms = Terms(budget, min_batch_size=users, most_messages=all_that_comes)
+
+    @property
+    def protocol(self) -> Protocol:
+        """What was announced: the noise is what the coordinator says, not what anybody makes of it."""
+        said = self._invitation.coordinator_key.verify(Announcement, self._pending[2])
+        batch = self.coordinator.learner.next_batch()
+        assert batch is not None
+        return Protocol(batch.query, said.users, PoissonNoise(said.noise_mean))
+
+    def play(self, trajectories: Sequence[Trajectories]) -> Transcript:
+        """One batch, from its announcement to what the learner is given."""
+        number, attempt, announcement = self._pending
+        self._shuffler.announce(announcement)
+        batch = self._shuffler.current(self.coordinator.task)
+        checked = check_signatures(self._invitation, batch)
+        first, *others = trajectories
+        encoded = wire.encode(batch)
+        reports = [self._node(checked, first), *(self._worker(encoded, one) for one in others)]
+        for outcome in self._shuffler.upload(self.coordinator.task, [(number, attempt, one) for one in reports]):
+            if outcome.verdict != Verdict.accepted:
+                raise ContractError(f"The shuffler did not take a report: {outcome.problem}")
+        self._shuffler.advance()
+        summed = checked.agreement.transport == Transport.sums
+        if summed:
+            self._exclude(len(reports))
+        chunks = range(self._shuffler.status(self.coordinator.task).chunks)
+        release = [self._shuffler.collect(self._command(Action.collect, chunk)) for chunk in chunks]
+        scrub = self._command(Action.scrub)
+        self.coordinator.absorb(release)
+        self._shuffler.scrub(scrub)
+        read = (self._sums if summed else self._tags)(checked.agreement, self._opened(checked, reports), release)
+        keys = [checked.envelope_key, checked.agreement.announcement.tag_key, *(one.envelope[:32] for one in reports)]
+        return Transcript(
+            reports=read.sent,
+            released=read.released,
+            order=read.order,
+            estimates=self.coordinator.records[-1].values,
+            sizes=[len(report.envelope) for report in reports],
+            once=[*keys, *read.once],
+        )
+
+    @property
+    def _pending(self) -> tuple[int, int, Signed]:
+        assert self.coordinator.pending is not None
+        return self.coordinator.pending
+
+    def _command(self, action: Action, chunk: int = 0) -> Signed:
+        number, attempt, _ = self._pending
+        return self.coordinator.command(number, attempt, action, chunk)
+
+    def _node(self, checked: Checked, episode: Trajectories) -> Report:
+        """What a device does, with its ledger in memory."""
+        with Ledger("node", self._terms.budget) as ledger:
+            return node.take_part(Scripted(episode), checked, self._terms, crypto.mint(self._enrolment), ledger)
+
+    def _worker(self, batch: bytes, episode: Trajectories) -> Report:
+        """What a worker of a fleet does."""
+        token = crypto.mint(self._enrolment)
+        return wire.decode(Report, composing.compose(Scripted(episode), {}, batch, self._invitation, token))
+
+    def _exclude(self, users: int) -> None:
+        """Have the seeds opened, and the vectors summed."""
+        chunks = range(-(-users // wire.CHUNK_SEEDS))
+        self.coordinator.open_seeds([self._shuffler.seeds(self._command(Action.seeds, chunk)) for chunk in chunks])
+        exclusion = self.coordinator.exclusion
+        assert exclusion is not None
+        self._shuffler.exclude(exclusion)
+        self._shuffler.advance()
+
+    def _opened(self, checked: Checked, reports: list[Report]) -> list[bytes]:
+        """What is in the envelopes beside tokens."""
+        key = self._store.envelope_key
+        return [bytes(mixing.opened(checked.agreement, key, one.report_id, one.envelope)[1]) for one in reports]
+
+    def _tags(self, agreement: Agreement, bodies: list[bytes], release: list[bytes]) -> _Read:
+        key = crypto.box_key(self._opener.key)
+        sealed = [_split(body, wire.SEALED_TAG_BYTES) for body in bodies]
+        sent = [_row(int.from_bytes(crypto.unseal(key, agreement.tag_info, one)) for one in some) for some in sealed]
+        messages = [one for some in sealed for one in some]
+        places = {one: place for place, one in enumerate(messages)}
+        order = _row(places.get(one, -1) for chunk in release for one in _split(chunk, wire.SEALED_TAG_BYTES))
+        return _Read(sent, np.concatenate(sent)[order], order, [one[:32] for one in messages])
+
+    def _sums(self, agreement: Agreement, bodies: list[bytes], release: list[bytes]) -> _Read:
+        key, size = crypto.box_key(self._opener.key), agreement.word_bytes
+        sealed = [body[: wire.SEALED_SEED_BYTES] for body in bodies]
+        seeds = [crypto.unseal(key, agreement.seed_info, one) for one in sealed]
+        vectors = [masking.words(body[wire.SEALED_SEED_BYTES :], size) for body in bodies]
+        sent = [_unmasked(agreement, vector, [seed]) for vector, seed in zip(vectors, seeds, strict=True)]
+        released = _unmasked(agreement, masking.words(b"".join(release), size), seeds)
+        places = {seed: place for place, seed in enumerate(seeds)}
+        order = _row(places.get(seed, -1) for seed in self._opener.opened)
+        return _Read(sent, released, order, [*seeds, *(one[:32] for one in sealed)])
+
+
+def _new_identity() -> SigningKey:
+    return SigningKey(Ed25519PrivateKey.generate())
+
+
+def _split(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def _row(numbers: Iterable[int]) -> IntArray:
+    return np.fromiter(numbers, dtype=np.int64)
+
+
+def _unmasked(agreement: Agreement, vector: masking.Words, seeds: list[bytes]) -> IntArray:
+    """The counts under these masks, as tags."""
+    counters, said = agreement.protocol.query.size, agreement.announcement
+    counts = vector - masking.sum_of_masks(seeds, counters, agreement.word_bytes)
+    if (counts > masking.most_count(said.users, said.noise_mean, counters)).any():
+        raise ContractError("A vector without its mask has larger counts than honest users raise.")
+    return np.repeat(np.arange(counters), counts)
+
+
+class _Opener(Opener):
+    """The coordinator's, which lets the auditor have its key and the seeds that it opened."""
+
+    key: bytes
+    opened: list[bytes]
+
+    def count_all(self, key: bytes, info: bytes, size: int, chunks: Iterable[bytes]) -> Counted:
+        self.key = key
+        return super().count_all(key, info, size, chunks)
+
+    def seeds(self, key: bytes, info: bytes, chunks: Iterable[bytes]) -> list[bytes | None]:
+        self.key, opened = key, super().seeds(key, info, chunks)
+        self.opened = [seed or b"" for seed in opened]
+        return opened
+
+
+class _Store(SQLiteStore):
+    """The shuffler's, which lets the auditor have the key of the last batch."""
+
+    def create(self, row: BatchRow, key: bytes) -> BatchRow:
+        self.envelope_key = crypto.box_key(key)
+        return super().create(row, key)
