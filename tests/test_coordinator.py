@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from shufflerl.network.mixing import permuted
 from shufflerl.network.opening import Opener, count
 from shufflerl.network.reporting import Checked, play, randomize_episode, seal_report
 from shufflerl.population import CountPopulation
-from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.noise import PoissonNoise
 from tests.network_world import crash_at
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
@@ -85,6 +87,55 @@ def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
     assert coordinator.policy is not None
     with pytest.raises(ContractError, match="learned from once"):
         coordinator.absorb([])
+    coordinator.close()
+
+
+@pytest.mark.parametrize("honest", [1.0, 0.8, 0.5])
+def test_the_ledger_has_what_the_noise_of_the_honest_costs(tmp_path: Path, honest: float) -> None:
+    """What the others add is not counted on, though it is announced, and though it is there."""
+    coordinator = Coordinator(tmp_path, dataclasses.replace(RUN, honest_fraction=honest))
+    said, query = asked(coordinator).announcement, asked(coordinator).batch.query
+    coordinator.absorb(answer(coordinator)[0])
+    each = said.noise_mean / said.users
+    cost = privacy_loss(PoissonNoise(honest * said.users * each), query.changed_counters)
+    assert coordinator.ledger.spent == pytest.approx(cost.epsilon(1e-5), rel=1e-9)
+    assert cost.epsilon(1e-5) <= 8.0
+    coordinator.close()
+
+
+@pytest.mark.parametrize("transport", ["tags", "sums", "auto"])
+@pytest.mark.parametrize("honest", [1.0, 0.6])
+def test_the_certificate_says_what_its_own_noise_is_worth(
+    tmp_path: Path, honest: float, transport: Literal["tags", "sums", "auto"]
+) -> None:
+    """Noise, honest users and exclusions in it give its epsilon, for a user who takes part as often as it says: once.
+
+    And the noise is what users are told to add.
+    """
+    run = Run(MDP.problem(100), "ucbvi", Budget(2.0, 1e-5), 7, {"batch": 100}, honest, transport, excludable=0.1)
+    coordinator = Coordinator(tmp_path, run)
+    certificate, said = coordinator.certificate(), asked(coordinator).announcement
+    left = honest - (0.0 if transport == "tags" else 0.1)
+    loss = privacy_loss(PoissonNoise(certificate.noise_sd**2 * left), 6, certificate.participations)
+    assert loss.epsilon(certificate.delta) == pytest.approx(certificate.epsilon, rel=1e-6)
+    assert certificate.epsilon == pytest.approx(2.0, rel=1e-6)
+    assert (certificate.delta, certificate.budget_epsilon, certificate.honest_fraction) == (1e-5, 2.0, honest)
+    assert (certificate.changed_counters, certificate.participations) == (6, 1)
+    if transport != "auto":  # which states what is needed where sums are sent, and may send tags
+        assert said.noise_mean == pytest.approx(certificate.noise_sd**2, rel=1e-9)
+    assert "1 time" in str(certificate)
+    coordinator.close()
+
+
+def test_every_batch_has_a_key_of_its_own(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    keys = []
+    while coordinator.pending is not None:
+        keys.append(asked(coordinator).announcement.tag_key)
+        coordinator.reopen()
+        keys.append(asked(coordinator).announcement.tag_key)
+        coordinator.absorb(answer(coordinator)[0])
+    assert len(set(keys)) == len(keys) > 2
     coordinator.close()
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +17,31 @@ from typing import Any
 import pytest
 
 from shufflerl.errors import StateMismatchError
-from shufflerl.network.agreement import UnacceptableError
+from shufflerl.network import fleet as module
+from shufflerl.network.agreement import Terms, UnacceptableError
 from shufflerl.network.fleet import Fleet
+from shufflerl.privacy.accounting import Budget
 from tests.network_processes import until
-from tests.test_node import TERMS, Place, place
+from tests.network_world import Crash
+from tests.test_node import TERMS, Place, place, releases
 
 __all__ = ["place"]
 SMALL = {"n_states": 2, "horizon": 2}
+#: What two users with noise of mean 40 do not offer.
+OTHER_TERMS = [
+    Terms(Budget(1.0, 1e-5), min_batch_size=2),
+    Terms(Budget(2.0, 1e-5), honest_fraction=0.5, min_batch_size=2),
+    Terms(Budget(8.0, 1e-5), min_batch_size=3),
+    Terms(Budget(8.0, 1e-5), min_batch_size=2, most_messages=10),
+]
 
 
 @contextmanager
 def fleet(place: Place, tokens: list[bytes], **changes: Any) -> Iterator[Fleet]:
-    options: dict[str, Any] = {"env": "riverswim", "parameters": SMALL, "invitation": place.invitation} | changes
-    made = Fleet(terms=TERMS, tokens=tokens, folder=place.folder / "nodes", **options)
+    options: dict[str, Any] = {
+        "env": "riverswim", "parameters": SMALL, "invitation": place.invitation, "terms": TERMS, **changes
+    }  # fmt: skip
+    made = Fleet(tokens=tokens, folder=place.folder / "nodes", **options)
     try:
         yield made
     finally:
@@ -61,6 +74,56 @@ def test_a_batch_for_another_environment_is_refused_before_anyone_is_charged(pla
         with pytest.raises(UnacceptableError, match="environment has 4"):
             asyncio.run(wrong.run())
         assert wrong._ledger.releases == []
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are threads of this process, where they can be watched."""
+    monkeypatch.setattr(module, "pool", ThreadPoolExecutor)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize("terms", OTHER_TERMS, ids=str)
+def test_a_fleet_sends_nothing_where_its_terms_are_not_met(
+    place: Place, terms: Terms, attempt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too little noise, too little of honest users, too few users, too long reports: it charges, plays and sends none.
+
+    An attempt that comes to nothing changes nothing of that.
+    """
+    if attempt:
+        place.abort()
+        place.world.announce(0, attempt)
+    monkeypatch.setattr(module, "compose", lambda *_: pytest.fail("it must not play"))
+    with fleet(place, [place.world.mint() for _ in range(2)], terms=terms) as nodes:
+        with pytest.raises(UnacceptableError):
+            asyncio.run(asyncio.wait_for(nodes.run(), 30))
+        assert nodes._ledger.releases == []
+        assert nodes._outbox.of_run(place.world.task) == []
+    assert place.accepted == 0
+
+
+@pytest.mark.usefixtures("here")
+def test_a_fleet_is_charged_before_anybody_plays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks while they play finds every charge on disk; killed there, they have had their turn."""
+    charged: list[list[str]] = []
+
+    def die(*_: Any) -> bytes:
+        charged.append(releases(place.folder / "nodes" / "ledger.db"))
+        raise Crash
+
+    tokens = [place.world.mint() for _ in range(2)]
+    with fleet(place, tokens) as nodes:
+        monkeypatch.setattr(module, "compose", die)
+        with pytest.raises((Crash, BaseExceptionGroup)):
+            asyncio.run(nodes.run())
+    assert charged
+    assert all(len(names) == 2 for names in charged)
+    monkeypatch.setattr(module, "compose", lambda *_: pytest.fail("it must not play again"))
+    with fleet(place, tokens) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 30))
+    assert place.accepted == 0
 
 
 def test_nodes_end_in_order_when_told_to(tmp_path: Path) -> None:

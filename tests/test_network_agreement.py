@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from shufflerl.counts import Batch, CountQuery, Trajectories
@@ -16,7 +19,7 @@ from shufflerl.mdp import Mixture, Problem
 from shufflerl.network import agreement, wire
 from shufflerl.network.agreement import UnacceptableError, noise_for, understand
 from shufflerl.network.reporting import check_signatures, randomize_episode, within_support
-from shufflerl.network.wire import OpenBatch, ProblemError, Reason, Signed
+from shufflerl.network.wire import OpenBatch, ProblemError, Reason, Signed, Transport
 from shufflerl.privacy.accounting import Budget, calibrate
 from tests.examples import full_batch, random_mdp, random_mixture
 from tests.network_world import QUERY, World, meaning_of, new_identity, open_batch, terms
@@ -100,6 +103,29 @@ def test_a_node_refuses_small_crowds_and_endless_reports() -> None:
         terms(min_batch_size=100).check(meaning)
     with pytest.raises(UnacceptableError, match="most_messages"):
         terms(most_messages=10).check(meaning)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    number=st.integers(0, 3),
+    attempt=st.integers(0, 3),
+    users=st.integers(1, 12),
+    excludable=st.integers(0, 11),
+    transport=st.sampled_from(Transport),
+    noise=st.sampled_from([0.5, 0.99, 1.01, 2.0]),
+    honest=st.sampled_from([0.5, 1.0]),
+)
+def test_a_node_looks_at_noise_and_crowd_in_every_batch_and_attempt(
+    number: int, attempt: int, users: int, excludable: int, transport: Transport, noise: float, honest: float
+) -> None:
+    """It takes part just if both are enough without those whom it cannot count on."""
+    excludable = min(excludable, users - 1) if transport == Transport.sums else 0
+    world = World(users=users, transport=transport, excludable=excludable, noise_mean=noise * NEEDED)
+    meaning = understand(wire.encode(world.announcement(number, attempt)))
+    relied_on = honest * users - excludable  # of whom each adds as much
+    enough = users - excludable >= 5 and noise * relied_on / users >= 1
+    with contextlib.nullcontext() if enough else pytest.raises(UnacceptableError, match="not take part"):
+        terms(min_batch_size=5, honest_fraction=honest).check(meaning)
 
 
 @pytest.mark.parametrize("name", ["min_batch_size", "honest_fraction", "most_messages"])

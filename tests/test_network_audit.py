@@ -26,7 +26,6 @@ from shufflerl.errors import MissingExtraError
 from shufflerl.network import (
     agreement,
     composing,
-    coordinator,
     crypto,
     mixing,
     node,

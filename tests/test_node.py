@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +28,7 @@ from shufflerl.network.store import SQLiteStore
 from shufflerl.network.wire import Outcome, ProblemError, Verdict
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.noise import PoissonNoise
-from tests.network_world import PROBLEM, World, meaning_of, new_identity
+from tests.network_world import PROBLEM, Crash, World, meaning_of, new_identity
 from tests.test_network_http import serving
 
 TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
@@ -50,6 +51,17 @@ class Place:
     @property
     def accepted(self) -> int:
         return self.world.shuffler.accepted
+
+    def abort(self) -> None:
+        """The open batch comes to nothing."""
+        (batch,) = self.world.store.unfinished()
+        self.world.store.abort(batch.id)
+
+
+def releases(ledger: Path) -> list[str]:
+    """What anybody finds in a ledger's file."""
+    with contextlib.closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        return [name for (name,) in db.execute("SELECT name FROM releases")]
 
 
 @pytest.fixture
@@ -171,6 +183,42 @@ def test_a_node_refuses_before_it_plays(place: Place, monkeypatch: pytest.Monkey
             node.participate(timeout=5)
         assert node._ledger.releases == []
         node.close()
+    assert place.accepted == 0
+
+
+def test_a_node_refuses_a_second_attempt_that_does_not_meet_its_terms(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt would have done; the second asks fewer users, or has less noise."""
+    monkeypatch.setattr(module, "play", lambda *_: pytest.fail("it must not play"))
+    TERMS.check(place.world.checked().agreement)
+    changes: list[dict[str, Any]] = [{"users": 1}, {"noise_mean": 10.0}]
+    for attempt, change in enumerate(changes, 1):
+        place.abort()
+        place.world.announce(0, attempt, **change)
+        node = place.node(f"{attempt}")
+        with pytest.raises(UnacceptableError, match="does not take part"):
+            node.participate(timeout=5)
+        assert node._ledger.releases == []
+        node.close()
+    assert place.accepted == 0
+
+
+def test_a_node_is_charged_before_it_plays(place: Place) -> None:
+    """Who looks while it plays finds the charge on disk; a node that dies there has had its turn."""
+    charged: list[list[str]] = []
+
+    class Deadly(Short):
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+            charged.append(releases(place.folder / "a" / "ledger.db"))
+            raise Crash
+
+    for attempt in range(2):
+        node = place.node("a", env=Deadly())
+        with pytest.raises(ContractError if attempt else Crash):
+            node.participate()
+        node.close()
+    assert charged == [[f"run {place.world.task.hex()}"]]
     assert place.accepted == 0
 
 

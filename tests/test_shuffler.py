@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from pathlib import Path
@@ -12,11 +13,11 @@ import pytest
 from scipy import stats
 
 from shufflerl.errors import InvalidInputError, StorageError
-from shufflerl.network import crypto, wire
+from shufflerl.network import crypto, mixing, wire
 from shufflerl.network.mixing import permuted
 from shufflerl.network.reporting import seal_report
 from shufflerl.network.shuffler import Limits
-from shufflerl.network.store import SQLiteStore
+from shufflerl.network.store import BatchId, SQLiteStore
 from shufflerl.network.wire import Action, ProblemError, Reason, Report, State, Verdict
 from tests.network_world import World, meaning_of, new_identity
 from tests.test_network_store import fill, free, left_of
@@ -56,6 +57,34 @@ def test_a_batch_from_announcement_to_scrub(world: World) -> None:
     with pytest.raises(ProblemError, match="scrubbed") as gone:
         world.shuffler.collect(world.command(Action.collect))
     assert gone.value.reason == Reason.gone
+
+
+def test_every_attempt_at_every_batch_has_a_key_of_its_own() -> None:
+    """An envelope of one opens with no other's, so that a key that is lost today opens nothing of yesterday."""
+    world, keys, reports = World(users=1), [], []
+
+    def announce(number: int, attempt: int) -> None:
+        world.announce(number, attempt)
+        key = world.store.key(BatchId(world.task, number, attempt))
+        assert key is not None
+        checked = world.checked()
+        assert crypto.box_key(key).public_key().public_bytes_raw() == checked.envelope_key
+        keys.append(key)
+        reports.append((checked.agreement, world.report()))
+
+    for number in range(3):
+        announce(number, 0)
+        world.store.abort(BatchId(world.task, number, 0))
+        announce(number, 1)
+        world.upload(reports[-1][1], number=number, attempt=1)
+        assert world.shuffler.advance()
+    world.task = os.urandom(16)  # another run
+    announce(0, 0)
+    assert len(set(keys)) == len(keys) == 7
+    for place, (meaning, report) in enumerate(reports):
+        for other, key in enumerate(keys):
+            with contextlib.nullcontext() if place == other else pytest.raises(ProblemError, match="cannot be opened"):
+                mixing.opened(meaning, crypto.box_key(key), report.report_id, report.envelope)
 
 
 def test_the_same_report_again_is_accepted_once(world: World) -> None:
