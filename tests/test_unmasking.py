@@ -173,6 +173,19 @@ def test_who_is_excluded_is_counted_nowhere(system: System, monkeypatch: pytest.
     assert system.coordinator.learner.episodes_played == users
 
 
+def test_the_ledger_has_what_the_noise_of_the_honest_who_were_summed_costs(tmp_path: Path) -> None:
+    """Whoever was excluded may have been honest: its noise is missing from that of the honest fraction."""
+    system = System(tmp_path, dataclasses.replace(RUN, honest_fraction=0.7))
+    said, query = system.meaning.announcement, system.meaning.batch.query
+    system.fill(None)
+    system.exclude()
+    system.coordinator.absorb(system.release())
+    honest = (0.7 * said.users - 1) * said.noise_mean / said.users
+    spent = privacy_loss(PoissonNoise(honest), query.changed_counters).epsilon(1e-5)
+    assert system.coordinator.ledger.spent == pytest.approx(spent, rel=1e-9)
+    assert spent <= 8.0
+
+
 def test_too_many_that_cannot_be_opened_are_told_and_not_summed(system: System) -> None:
     users = system.meaning.batch.users
     system.fill(*[None] * users)

@@ -53,11 +53,12 @@ class Network(System):
 
     def __init__(self, transport: Literal["tags", "sums"]) -> None:
         self.path = self._transport = transport
+        self.samples = 100
         if transport == "tags":
-            self.epsilon, self.samples, self.padding = 4.0, 100, wire.PADDING
+            self.epsilon, self.padding = 4.0, wire.PADDING
             self.attacked = "a node and a fleet's workers, sealed tags, shuffler, mixing, opening and coordinator"
         else:
-            self.epsilon, self.samples = 1.0, 200
+            self.epsilon = 1.0
             self.attacked = "a node and a fleet's workers, masked vectors, shuffler, summing, unmasking and coordinator"
 
     @contextmanager

@@ -82,7 +82,7 @@ class Session(NamedTuple):
 class System(ABC):
     """What is audited. `path` names it, `attacked` says what is played; `padding` is the message that names no counter.
 
-    `epsilon` and `samples` are what an audit takes that is told nothing else: as much as fits into half a minute.
+    An audit that is told nothing else takes its `epsilon` and `samples`: what fits into a quarter of a minute.
     """
 
     path: str
