@@ -64,6 +64,15 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "FEWEST_SAMPLES", FEW)
     monkeypatch.setattr(bench, "CROWD", 8)
 
+    def networks(path: cli.AuditPath) -> list[bench.System]:
+        systems = all_networks(path)
+        for system in systems:
+            system.samples = FEW
+        return systems
+
+    all_networks = cli._networks
+    monkeypatch.setattr(cli, "_networks", networks)
+
 
 def within(patch: pytest.MonkeyPatch, role: ModuleType, module: ModuleType, **changes: Any) -> None:
     """Change what one role finds in a module, and nobody else."""
@@ -303,6 +312,10 @@ def test_the_command_says_which_paths_it_attacked(monkeypatch: pytest.MonkeyPatc
     assert [one["path"] for one in told["audits"]] == ["protocol", "tags", "sums"]
     assert [one["claimed_epsilon"] for one in told["audits"]] == [1.0, 4.0, 1.0]
     assert told["passed"] == all(one["passed"] for one in told["audits"])
+    assert told | {"passed": told["audits"][0]["passed"]} == told["audits"][0] | {
+        "audits": told["audits"],
+        "not_attacked": None,
+    }
     assert told["not_attacked"] is None
     text = run_audit("--path", "sums", "--epsilon", "3", "--users", "5").stdout
     assert "Attacked: path sums" in text

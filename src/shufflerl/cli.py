@@ -258,7 +258,7 @@ def audit(
     ] = None,
     delta: Delta = 1e-5,
     samples: Annotated[
-        int | None, typer.Option(help="Transcripts to play of each of two neighbouring batches.")
+        int | None, typer.Option(help="Transcripts of each of two neighbouring batches; of all paths, the protocol's.")
     ] = None,
     users: Annotated[int, typer.Option(help="Users of a batch.")] = 4,
     as_json: AsJson = False,
@@ -279,14 +279,15 @@ def audit(
     reports = []
     for system in systems:
         budget = Budget(system.epsilon if epsilon is None else epsilon, delta)
-        reports.append(attack(budget, samples=samples, users=users, system=system))
+        # What the protocol in memory plays in seconds would take the network's seals an hour.
+        asked = samples if system is systems[0] else None
+        reports.append(attack(budget, samples=asked, users=users, system=system))
         if not as_json:
             typer.echo(f"{reports[-1]}\n")
     passed = all(report.passed for report in reports)
     if as_json:
-        typer.echo(
-            to_json({"passed": passed, "audits": [report.as_dict() for report in reports], "not_attacked": missing})
-        )
+        each = [report.as_dict() for report in reports]
+        typer.echo(to_json(each[0] | {"passed": passed, "audits": each, "not_attacked": missing}))
     elif missing is not None:
         typer.echo(missing)
     if not passed:
