@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,42 @@ class TestTree(_ContinualContract):
 
     def test_it_is_unbiased(self) -> None:
         TestToeplitz.test_it_is_unbiased(self)  # type: ignore[arg-type]
+
+
+def test_every_registered_privatizer_runs_through_the_contract() -> None:
+    suites: list[type[PrivatizerContract]] = [
+        TestNone, TestShuffle, TestShufflePaper, TestCentral, TestLocal, TestLocalSampled, TestToeplitz, TestTree
+    ]  # fmt: skip
+    made = {type(suite().make()) for suite in suites}
+    for name, _ in privatizers.PRIVATIZERS:
+        running = UCBVI(MDP_.problem(100), 0)
+        for serves in (learner(), running):
+            assert type(privatizers.make(name) if name == "none" else _make(name, serves=serves)) in made
+
+
+@pytest.mark.parametrize("where", ["added_variance", "spans", "noise", "another"])
+@pytest.mark.parametrize("suite", [TestShuffle, TestTree, TestLocalSampled])
+def test_a_leak_beside_the_values_is_found(
+    suite: type[PrivatizerContract], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one counter, in one batch, in the last digits."""
+    kind = type(suite().make())
+    right = kind.release
+
+    def leaking(self: Privatizer, counts: Counts) -> Release:
+        good, secret = right(self, counts), 1 + 1e-12 * float(counts.values[13] > 0) * (counts.batch.index == 2)
+        if where == "added_variance":
+            return replace(good, added_variance=good.added_variance * secret)
+        if where == "spans":
+            return replace(good, spans=(1.0, 2.0 * secret))
+        if where == "noise":
+            return replace(good, noise=GaussianNoise(good.noise.sd * secret))
+        object.__setattr__(good, "hint", secret)
+        return good
+
+    monkeypatch.setattr(kind, "release", leaking)
+    with pytest.raises(AssertionError):
+        suite().test_nothing_but_the_values_depends_on_the_counts()
 
 
 @pytest.mark.parametrize("kind", [CentralToeplitz, CentralTree])

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from shufflerl.checks import FloatArray, IntArray
-from shufflerl.counts import CountQuery, Counts, Release
+from shufflerl.counts import Batch, CountQuery, Counts, Release
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
@@ -201,6 +201,19 @@ class PrivatizerContract:
         for before, after in pairs:
             np.testing.assert_array_equal(after.values - before.values, moved - good.values)
 
+    def test_nothing_but_the_values_depends_on_the_counts(self) -> None:
+        """Over several batches, of one user and of many, whatever these did: a release says the same of all.
+
+        All users are at one counter of each family and step, every one in its turn, or as evenly spread as can be.
+        """
+        for users in (1, 20_000):
+            batches = [full_batch(MDP_, users, index=index) for index in range(3)]
+            told = [
+                told_beside_values(self.make(seed=7), [_shared_out(batch, shares) for batch in batches])
+                for shares in (*np.eye(8), np.full(8, 1 / 8))
+            ]
+            assert all(one == told[0] for one in told)
+
     def test_the_certificate_states_the_budget(self) -> None:
         privatizer = self.make()
         certificate = privatizer.certificate(CountQuery.everything(MDP_.problem(1)))
@@ -210,6 +223,24 @@ class PrivatizerContract:
         assert certificate is not None
         assert 0 < certificate.epsilon <= privatizer.budget.epsilon * (1 + 1e-9)
         assert certificate.delta == privatizer.budget.delta
+
+
+def told_beside_values(privatizer: Privatizer, batches: list[Counts]) -> list[object]:
+    """All that releases of these batches say but their values, and what is written down of them."""
+    said: list[object] = []
+    for counts in batches:
+        release = privatizer.release(counts)
+        said.append({name: value for name, value in vars(release).items() if name != "values"})
+        said.append((release.values.dtype, release.values.shape))
+    if isinstance(privatizer, BudgetedPrivatizer):
+        said.append(privatizer.ledger.releases)
+    return said
+
+
+def _shared_out(batch: Batch, shares: FloatArray) -> Counts:
+    """So many of the users at each counter of every family and step, which have eight each."""
+    ends = np.rint(np.cumsum(shares) * batch.users).astype(np.int64)
+    return Counts(batch, np.tile(np.diff(ends, prepend=0), batch.query.touched_counters))
 
 
 def _quantiles(cumulative: FloatArray, cells: int) -> IntArray:
