@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from shufflerl.checks import FloatArray
 from shufflerl.errors import InvalidInputError
@@ -75,6 +76,36 @@ def test_draws_follow_the_declared_law(law: Noise) -> None:
     np.testing.assert_array_equal(
         law.sample(np.random.default_rng(7), draws), law.sample(np.random.default_rng(7), draws)
     )
+
+
+WIDE = [PoissonNoise(mean) for mean in (4999.5, 5001.0, 1e4, 1e6, 1e9, 1e12)]
+WIDE_BITS = [
+    BinomialNoise(20_002, 0.5),
+    BinomialNoise(10**5, 0.3),
+    BinomialNoise(10**9, 1e-4),
+    BinomialNoise(10**13, 0.5),
+]
+
+
+@pytest.mark.parametrize("law", [*WIDE, *WIDE_BITS], ids=repr)
+def test_draws_of_wide_laws_follow_them(law: Lattice) -> None:
+    """Chi-square in fifty cells and dispersion, against SciPy, each failing by chance with probability 1e-6."""
+    draws, level = 20_000, 1e-6
+    peer = stats.poisson(law.mean) if isinstance(law, PoissonNoise) else stats.binom(law.trials, law.probability)
+    noise = law.sample(np.random.default_rng(5), draws)
+    counts = np.rint(noise + law.mean)
+    np.testing.assert_allclose(counts - law.mean, noise, atol=1e-3)
+    # Of variances beyond a million the cells are the limit's: SciPy loses digits there, the draws do not.
+    edges = np.arange(1, 50) / 50
+    if law.variance > 2e6:
+        ends, masses = law.sd * stats.norm.ppf(edges), np.full(50, 1 / 50)
+    else:
+        ends = np.unique(peer.ppf(edges)) - law.mean
+        masses = np.diff(peer.cdf(ends + law.mean), prepend=0.0, append=1.0)
+    observed = np.bincount(np.searchsorted(ends + 1e-6, noise), minlength=len(masses))
+    assert stats.chisquare(observed, draws * masses).pvalue > level
+    spread = (noise**2).sum() / law.variance
+    assert min(stats.chi2.sf(spread, draws), stats.chi2.cdf(spread, draws)) > level / 2
 
 
 @pytest.mark.parametrize("law", [PoissonNoise(0.3), PoissonNoise(33.3), BinomialNoise(1, 0.5), BinomialNoise(60, 0.9)])

@@ -79,6 +79,46 @@ def test_the_transcript_has_the_law_of_the_simulation(name: str) -> None:
     assert stats.chi2.cdf((sums**2).sum() / whole.variance, runs) > LEVEL
 
 
+def assert_declared(drawn: IntArray, noise: PoissonNoise | BinomialNoise) -> None:
+    """How often each counter was raised by noise, by mean and spread, which tell of few draws as well."""
+    size = drawn.size
+    assert abs(drawn.mean() - noise.mean) < 5.4 * noise.sd / np.sqrt(size)
+    spread = ((drawn - noise.mean) ** 2).sum() / noise.variance
+    assert min(stats.chi2.sf(spread, size), stats.chi2.cdf(spread, size)) > LEVEL / 2
+
+
+@pytest.mark.parametrize(
+    ("users", "noise"),
+    [
+        (users, noise)
+        for users in (1, 999, 1000, 10_000)
+        for noise in (PoissonNoise(307.1), paper_noise(users, 2.5 * users), paper_noise(users, 0.3 * users))
+        if users in (999, 1000) or isinstance(noise, PoissonNoise)
+    ],
+    ids=str,
+)
+def test_the_noise_of_a_crowd_is_what_is_declared(users: int, noise: PoissonNoise | BinomialNoise) -> None:
+    """All users' on one counter together, whatever their number, in what they send and in what is made of it."""
+    agreed, played = Protocol(QUERY, users, noise), [PLAYED[user % len(PLAYED)] for user in range(users)]
+    true = np.bincount(np.concatenate([QUERY.tags(one)[0] for one in played]), minlength=QUERY.size)
+    for _ in range(20 if users == 1 else 1):
+        tags = shuffle([randomize(agreed, one) for one in played])
+        assert_declared(np.bincount(tags, minlength=QUERY.size) - true, noise)
+        estimates = analyze(agreed, tags, users)
+        np.testing.assert_allclose(estimates, np.bincount(tags, minlength=QUERY.size) - noise.mean, rtol=1e-9)
+
+
+@pytest.mark.parametrize("total", [4999.0, 5001.0, 12_000.0, 1e6])
+def test_a_report_of_much_noise_has_all_of_it(total: float) -> None:
+    """Of one user, whose noise is drawn at once for all counters."""
+    noise = PoissonNoise(total / QUERY.size)
+    agreed, true = Protocol(QUERY, 1, noise), np.bincount(QUERY.tags(PLAYED[0])[0], minlength=QUERY.size)
+    runs = max(4, min(60, int(2e6 / total)))
+    drawn = np.stack([np.bincount(randomize(agreed, PLAYED[0]), minlength=QUERY.size) - true for _ in range(runs)])
+    assert_declared(drawn, noise)
+    assert_declared(drawn.sum(axis=1), PoissonNoise(total))
+
+
 @pytest.mark.parametrize("name", NOISES)
 def test_estimates_are_unbiased(name: str) -> None:
     noise, runs = NOISES[name], 1500

@@ -141,16 +141,20 @@ def test_small_poisson_counts_follow_their_law(mean: Fraction) -> None:
     assert_fits(drawn, lambda value: float(stats.poisson.pmf(value, float(mean))), 40)
 
 
-def test_large_poisson_counts_follow_their_law() -> None:
-    mean = Fraction(514.3)
-    drawn = [randomness.poisson(mean) for _ in range(6000)]
-    width = 6  # neighbouring counts in one cell
-    law = stats.poisson(float(mean))
-    assert_fits(
-        [count // width for count in drawn],
-        lambda cell: float(law.cdf(cell * width + width - 1) - law.cdf(cell * width - 1)),
-        200,
-    )
+@pytest.mark.parametrize(
+    ("mean", "draws"), [(514.3, 6000), (4999.9, 1000), (5000.5, 1000), (5001.0, 1000), (1e4, 600), (1e5, 60), (1e6, 12)]
+)
+def test_large_poisson_counts_follow_their_law(mean: float, draws: int) -> None:
+    """In cells of equal probability; and by their mean and spread, which tell of few draws as well."""
+    drawn = np.array([randomness.poisson(Fraction(mean)) for _ in range(draws)])
+    law = stats.poisson(mean)
+    ends = np.unique(law.ppf(np.arange(1, draws // 50) / (draws // 50))) if draws >= 100 else np.array([])
+    expected = draws * np.diff(law.cdf(ends), prepend=0.0, append=1.0)
+    observed = np.bincount(np.searchsorted(ends, drawn), minlength=len(expected))
+    assert stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), max(len(expected) - 1, 1)) > LEVEL
+    assert abs(drawn.mean() - mean) < 5.4 * math.sqrt(mean / draws)
+    spread = ((drawn - mean) ** 2).sum() / mean
+    assert min(stats.chi2.sf(spread, draws), stats.chi2.cdf(spread, draws)) > LEVEL / 2
 
 
 class _OneBranch:
