@@ -206,6 +206,46 @@ def test_batches_come_one_after_the_other(world: World) -> None:
         World().announce(1)
 
 
+def test_a_run_is_over_when_its_coordinator_says_so(world: World) -> None:
+    """Said once or again, before a crash or after it; nothing is announced any more, and late users are told."""
+    with pytest.raises(ProblemError, match="only a released batch"):
+        world.shuffler.scrub(world.command(Action.finish))
+    late = world.marked_report(9)
+    world.upload(*(world.marked_report(mark) for mark in range(3)))
+    world.shuffler.advance()
+    for _ in range(2):
+        assert world.shuffler.scrub(world.command(Action.finish)).state == State.finished
+        world.restart()
+        assert world.shuffler.status(world.task).state == State.finished
+        assert world.scrub().state == State.finished  # said late, of the batch before it was known to be the last
+    assert world.reason(world.upload(late)[0]) == Reason.late
+    with pytest.raises(ProblemError, match="scrubbed"):
+        world.shuffler.collect(world.command(Action.collect))
+    for number, attempt in ((1, 0), (0, 1)):
+        with pytest.raises(ProblemError, match="The run is over") as over:
+            world.announce(number, attempt)
+        assert over.value.reason == Reason.conflict
+
+
+def test_a_batch_that_others_followed_was_not_the_last(world: World) -> None:
+    world.upload(*(world.marked_report(mark) for mark in range(3)))
+    world.shuffler.advance()
+    world.announce(1)
+    with pytest.raises(ProblemError, match="not the last"):
+        world.shuffler.scrub(world.command(Action.finish))
+    assert world.shuffler.status(world.task).state == State.open
+
+
+def test_trouble_that_nobody_expected_is_told_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "unfinished", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            world.shuffler.advance()
+    assert "ZeroDivisionError" in (world.shuffler.trouble or "")
+    assert world.shuffler.advance()
+    assert world.shuffler.trouble is None
+
+
 def test_only_the_pinned_coordinator_is_obeyed(world: World) -> None:
     stranger = new_identity()
     for signed, ask in (

@@ -63,6 +63,7 @@ def test_the_announcement_of_the_page() -> None:
         ("coordinator", "announcement", Announcement),
         ("shuffler", "opening", Opening),
         ("coordinator", "command", Command),
+        ("coordinator", "finish", Command),
         ("coordinator", "exclusion", Exclusion),
     ],
 )
@@ -91,9 +92,10 @@ def test_the_upload_and_command_of_the_page() -> None:
     shown = VECTORS["upload"]
     report = Report(report_id=bytes.fromhex(shown["report_id"]), envelope=bytes.fromhex(shown["envelope"]))
     assert wire.encode(Upload(batch=3, attempt=1, reports=[report])) == vector("upload_encoded")
-    shown = VECTORS["command"]
-    command = Command(**{**shown, "task": bytes.fromhex(shown["task"]), "action": wire.Action(shown["action"])})
-    assert wire.encode(command) == vector("command_encoded")
+    for name in ("command", "finish"):
+        shown = VECTORS[name]
+        command = Command(**{**shown, "task": bytes.fromhex(shown["task"]), "action": wire.Action(shown["action"])})
+        assert wire.encode(command) == vector(f"{name}_encoded")
 
 
 def test_the_masked_vector_of_the_page() -> None:

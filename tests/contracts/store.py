@@ -147,6 +147,30 @@ class StoreContract(ABC):
         store.release(ID, [b"again"])
         assert store.chunk(ID, 0) is None
 
+    def test_that_a_batch_was_the_last_is_not_forgotten(self, store: Store) -> None:
+        with pytest.raises(ContractError, match="only a released batch"):
+            store.scrub(ID, last=True)
+        store.add(ID, REPORTS)
+        store.release(ID, [b"tags"])
+        for last in (True, True, False):
+            store.scrub(ID, last=last)
+            store = self.reopen(store)
+            assert _state(store) == (State.finished, 3)
+            assert store.chunk(ID, 0) is None
+        store.release(ID, [b"again"])
+        store.abort(ID)
+        store.extend(ID, 99.0)
+        assert store.add(ID, REPORTS) == [Reason.replayed] * 3
+        assert _state(store) == (State.finished, 3)
+        assert (store.latest(TASK), store.unfinished()) == (store.get(ID), [])
+
+    def test_a_scrubbed_batch_may_turn_out_to_be_the_last(self, store: Store) -> None:
+        store.add(ID, REPORTS)
+        store.release(ID, [b"tags"])
+        store.scrub(ID)
+        store.scrub(ID, last=True)
+        assert _state(self.reopen(store)) == (State.finished, 3)
+
     def test_an_aborted_batch_is_never_released(self, store: Store) -> None:
         store.add(ID, REPORTS[:2])
         for _ in range(2):

@@ -23,7 +23,7 @@ from shufflerl.network import faults, http
 from shufflerl.network.broker import Broker, ConflictError, GoneError
 from shufflerl.network.nats_log import Log, Verdicts
 from shufflerl.network.nats_rows import FRESH, Row, Rows, name_of
-from shufflerl.network.store import BatchId, BatchRow, Store
+from shufflerl.network.store import RELEASED, BatchId, BatchRow, Store
 from shufflerl.network.wire import REPORT_ID_BYTES, Reason, State
 
 
@@ -230,7 +230,7 @@ class NatsStore(Store):
         try:
             self._broker.run(self._sealed(id, "is released"))
         except ContractError:
-            if self._broker.run(self._rows.get(id)).state in (State.released, State.scrubbed):
+            if self._broker.run(self._rows.get(id)).state in RELEASED:
                 return
             raise
         stream, count = self._broker.run(self._new_stream(id)), 0
@@ -271,23 +271,23 @@ class NatsStore(Store):
             stored = await self._broker.get(
                 row.release,
                 subject=f"{row.release}.{number}",
-                over=lambda: self._rows.known(id).state == State.scrubbed,
+                over=lambda: self._rows.known(id).state != State.released,
             )
             return None if stored is None else stored.value
         return None
 
-    def scrub(self, id: BatchId) -> None:
+    def scrub(self, id: BatchId, *, last: bool = False) -> None:
         """See `Store`."""
-        self._broker.run(self._scrub(id))
+        self._broker.run(self._scrub(id, State.finished if last else State.scrubbed))
 
-    async def _scrub(self, id: BatchId) -> None:
+    async def _scrub(self, id: BatchId, final: State) -> None:
         row = await self._rows.get(id)
-        if row.state not in (State.released, State.scrubbed):
+        if row.state not in RELEASED:
             state = (await self._shown(id, row)).state
             raise ContractError(f"Batch {id.number} is {state}; only a released batch is scrubbed.")
         faults.reached("scrub")
         row = await self._rows.change(
-            id, lambda row: None if row.state == State.scrubbed else replace(row, state=State.scrubbed)
+            id, lambda row: None if row.state in (final, State.finished) else replace(row, state=final)
         )
         faults.reached("scrubbed")
         await self._drop(id, row)

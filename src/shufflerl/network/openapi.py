@@ -99,7 +99,9 @@ SHUFFLER = _described(
             )
         },
         "/v1/scrubs": {
-            "post": _operation("Delete a release.", _answer("Its status.", "BatchStatus"), takes=wire.Signed)
+            "post": _operation(
+                "Delete a release; the last ends the run.", _answer("Its status.", "BatchStatus"), takes=wire.Signed
+            )
         },
     },
 )

@@ -6,7 +6,8 @@ coordinator all tags of a batch at once, in a uniformly random order, and nothin
 A batch is `open` until exactly `users` valid reports are in, then `sealed`: membership is frozen. Its envelopes are
 opened, all tags permuted with the operating system's random source and stored as the release, and in the same
 transaction reports and key are deleted: `released`. Once the coordinator says that it has learned from the release,
-that is deleted too: `scrubbed`. A batch that does not fill in time is given more, or `aborted`; never released short.
+that is deleted too: `scrubbed`, or `finished` if it was the run's last. A batch that does not fill in time is given
+more, or `aborted`; never released short.
 Masked vectors are not permuted but added up; see `summing`.
 """
 
@@ -132,6 +133,10 @@ class Shuffler:
         """One batch at a time, each after the one before, so that no user's run is split into smaller crowds."""
         if last is None:
             wanted = (0, 0)
+        elif last.state == State.finished:
+            raise ProblemError(
+                Reason.conflict, f"The run is over: its coordinator said that batch {last.id.number} was the last."
+            )
         elif last.state == State.aborted:
             wanted = (last.id.number, last.id.attempt + 1)
         elif last.state in (State.released, State.scrubbed):
@@ -191,7 +196,7 @@ class Shuffler:
     def collect(self, signed: Signed) -> bytes:
         """A chunk of a release: the same bytes whenever it is asked for, until it is scrubbed."""
         command, batch = self._commanded(signed, wire.Action.collect)
-        if batch.state == State.scrubbed:
+        if batch.state in (State.scrubbed, State.finished):
             raise ProblemError(Reason.gone, f"Batch {command.batch} was scrubbed when the coordinator had it.")
         tags = self._store.chunk(batch.id, command.chunk)
         if tags is None:
@@ -203,19 +208,22 @@ class Shuffler:
         return tags
 
     def scrub(self, signed: Signed) -> BatchStatus:
-        """Delete a release that the coordinator has made use of."""
-        _, batch = self._commanded(signed, wire.Action.scrub)
+        """Delete a release that the coordinator has made use of; told that it was the last one, remember that."""
+        command, batch = self._commanded(signed, wire.Action.scrub, wire.Action.finish)
+        last = command.action == wire.Action.finish
+        if last and self._latest(command.task).id != batch.id:
+            raise ProblemError(Reason.conflict, f"Batch {command.batch} is not the last that was announced.")
         self._unerased = True  # until it is erased too; if that fails here, it is tried again at the next look
         try:
-            self._store.scrub(batch.id)
+            self._store.scrub(batch.id, last=last)
         except ContractError as reason:
             raise ProblemError(Reason.not_released, str(reason)) from None
         return self._status(self._found(batch.id))
 
-    def _commanded(self, signed: Signed, action: wire.Action) -> tuple[Command, BatchRow]:
+    def _commanded(self, signed: Signed, *actions: wire.Action) -> tuple[Command, BatchRow]:
         command = self._coordinator.verify(Command, signed)
-        if command.action != action:
-            raise ProblemError(Reason.malformed, f"The command says {command.action}, the address {action}.")
+        if command.action not in actions:
+            raise ProblemError(Reason.malformed, f"The command says {command.action}, the address {actions[0]}.")
         return command, self._found(BatchId(command.task, command.batch, command.attempt))
 
     # What nodes ask.
@@ -312,6 +320,9 @@ class Shuffler:
             self._unreleased = None
         except StorageError as reason:
             self._unreleased = str(reason)
+        except Exception as reason:
+            self._unreleased = f"{type(reason).__name__}: {reason}"
+            raise
         return self._unreleased is None
 
     def _overdue(self, batch: BatchRow) -> None:

@@ -13,10 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shufflerl.errors import ContractError
 from shufflerl.network import database, faults
 from shufflerl.network.wire import Reason, State
+
+#: States of a batch that was released.
+RELEASED = (State.released, State.scrubbed, State.finished)
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,11 @@ class Store(ABC):
         """A part of a release, always the same bytes."""
 
     @abstractmethod
-    def scrub(self, id: BatchId) -> None:
-        """Delete a release that its coordinator has; only that the batch was there remains."""
+    def scrub(self, id: BatchId, *, last: bool = False) -> None:
+        """Delete a release that its coordinator has; only that the batch was there remains, and if it was the last.
+
+        That it was the last is never forgotten.
+        """
 
     @abstractmethod
     def abort(self, id: BatchId) -> None:
@@ -180,7 +187,7 @@ class SQLiteStore(Store):
         return self._rows("WHERE state IN (?, ?)", (State.open, State.sealed))
 
     def _rows(self, where: str, arguments: tuple[object, ...]) -> list[BatchRow]:
-        found = self._db.execute(f"SELECT {_COLUMNS} FROM batches {where}", arguments)
+        found = self._read(f"SELECT {_COLUMNS} FROM batches {where}", arguments)
         return [
             BatchRow(BatchId(task, number, attempt), users, announcement, opening, deadline, State(state), *counts)
             for task, number, attempt, users, announcement, opening, deadline, state, *counts in found
@@ -188,8 +195,8 @@ class SQLiteStore(Store):
 
     def key(self, id: BatchId) -> bytes | None:
         """See `Store`."""
-        row = self._db.execute(f"SELECT key FROM keys WHERE {_THIS}", _args(id)).fetchone()
-        return None if row is None else bytes(row[0])
+        rows = self._read(f"SELECT key FROM keys WHERE {_THIS}", _args(id))
+        return bytes(rows[0][0]) if rows else None
 
     def add(self, id: BatchId, reports: Sequence[tuple[bytes, bytes]]) -> list[Reason | None]:
         """See `Store`."""
@@ -226,7 +233,10 @@ class SQLiteStore(Store):
         """See `Store`."""
         slice = f"{_THIS} ORDER BY rowid LIMIT ? OFFSET ?"
         limit = -1 if most is None else most
-        yield from self._db.execute(f"SELECT id, envelope FROM reports WHERE {slice}", (*_args(id), limit, first))
+        try:
+            yield from self._db.execute(f"SELECT id, envelope FROM reports WHERE {slice}", (*_args(id), limit, first))
+        except sqlite3.Error as reason:
+            raise database.explained(reason, self.path) from None
 
     def keep(self, id: BatchId, name: str, value: bytes) -> bytes:
         """See `Store`."""
@@ -241,14 +251,14 @@ class SQLiteStore(Store):
 
     def kept(self, id: BatchId, name: str) -> bytes | None:
         """See `Store`."""
-        row = self._db.execute(f"SELECT value FROM parts WHERE {_THIS} AND name = ?", (*_args(id), name)).fetchone()
-        return None if row is None else bytes(row[0])
+        rows = self._read(f"SELECT value FROM parts WHERE {_THIS} AND name = ?", (*_args(id), name))
+        return bytes(rows[0][0]) if rows else None
 
     def release(self, id: BatchId, chunks: Iterable[bytes]) -> None:
         """See `Store`."""
         with self._stored():
             batch = self._known(id)
-            if batch.state in (State.released, State.scrubbed):
+            if batch.state in RELEASED:
                 return
             if batch.state != State.sealed:
                 raise ContractError(f"Batch {id.number} is {batch.state}; only a sealed batch is released.")
@@ -263,18 +273,17 @@ class SQLiteStore(Store):
 
     def chunk(self, id: BatchId, number: int) -> bytes | None:
         """See `Store`."""
-        row = self._db.execute(f"SELECT tags FROM releases WHERE {_THIS} AND chunk = ?", (*_args(id), number))
-        found = row.fetchone()
-        return None if found is None else bytes(found[0])
+        rows = self._read(f"SELECT tags FROM releases WHERE {_THIS} AND chunk = ?", (*_args(id), number))
+        return bytes(rows[0][0]) if rows else None
 
-    def scrub(self, id: BatchId) -> None:
+    def scrub(self, id: BatchId, *, last: bool = False) -> None:
         """See `Store`."""
         with self._stored():
             batch = self._known(id)
-            if batch.state not in (State.released, State.scrubbed):
+            if batch.state not in RELEASED:
                 raise ContractError(f"Batch {id.number} is {batch.state}; only a released batch is scrubbed.")
             self._db.execute(f"DELETE FROM releases WHERE {_THIS}", _args(id))
-            self._update(id, state=State.scrubbed)
+            self._update(id, state=State.finished if last or batch.state == State.finished else State.scrubbed)
             faults.reached("scrub")
         faults.reached("scrubbed")
         self.erase()
@@ -318,6 +327,13 @@ class SQLiteStore(Store):
     def _forget(self, id: BatchId) -> None:
         for table in ("reports", "parts", "keys"):
             self._db.execute(f"DELETE FROM {table} WHERE {_THIS}", _args(id))
+
+    def _read(self, query: str, arguments: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        """All rows of a query, whose failures are storage errors."""
+        try:
+            return self._db.execute(query, arguments).fetchall()
+        except sqlite3.Error as reason:
+            raise database.explained(reason, self.path) from None
 
     @contextlib.contextmanager
     def _stored(self) -> Iterator[None]:

@@ -127,11 +127,15 @@ class Upload(Message, frozen=True, kw_only=True):
 
 
 class Action(StrEnum):
-    """What the coordinator may ask of a batch: the sealed seeds of a sealed one; a released one, or its deletion."""
+    """What the coordinator may ask of a batch: the sealed seeds of a sealed one; a released one, or its deletion.
+
+    `finish` deletes a release like `scrub`, and says that its batch was the last: the run is over.
+    """
 
     seeds = "seeds"
     collect = "collect"
     scrub = "scrub"
+    finish = "finish"
 
 
 class Command(Message, frozen=True, kw_only=True):
@@ -157,12 +161,16 @@ class Exclusion(Message, frozen=True, kw_only=True):
 
 
 class State(StrEnum):
-    """Where a batch is. Only open takes reports; each state leads to the next, and open also to aborted."""
+    """Where a batch is. Only open takes reports; each state leads to the next, and open also to aborted.
+
+    Of a run only the last batch is finished instead of scrubbed, and says that the run is over.
+    """
 
     open = "open"
     sealed = "sealed"
     released = "released"
     scrubbed = "scrubbed"
+    finished = "finished"
     aborted = "aborted"
 
 
@@ -200,7 +208,9 @@ class Reason(StrEnum):
     not_allowed = "not-allowed"
     too_slow = "too-slow"
     busy = "busy"
+    unreachable = "unreachable"
     storage = "storage"
+    failed = "failed"
 
 
 _ABOUT: dict[Reason, tuple[int, str]] = {
@@ -222,7 +232,9 @@ _ABOUT: dict[Reason, tuple[int, str]] = {
     Reason.not_allowed: (405, "This cannot be done here"),
     Reason.too_slow: (408, "The message did not arrive in time"),
     Reason.busy: (503, "There are too many requests at once"),
-    Reason.storage: (507, "The message could not be stored"),
+    Reason.unreachable: (503, "The shuffler cannot be reached"),
+    Reason.storage: (507, "The store cannot be written"),
+    Reason.failed: (503, "A step of the run failed"),
 }
 
 
