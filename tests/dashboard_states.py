@@ -74,7 +74,7 @@ class Stage:
         watching = Watching(self.page, self._look)
         app = Starlette(routes=[*watching.routes, Route("/v1/certificate", _certificate)])
         app.state.watching = watching
-        http.answers_problems(app)
+        http.answers_problems(app, "server")
         return app
 
     async def _look(self) -> dict[str, Any]:

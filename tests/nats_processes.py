@@ -154,7 +154,7 @@ class Rounds:
         until(lambda: self._answer("shuffler", "POST", "/v1/announcements", said))
         path = f"/v1/tasks/{world.task.hex()}"
         batch = wire.decode(OpenBatch, until(lambda: self._answer("shuffler", "GET", f"{path}/batch")))
-        invitation = Invitation(world.task, "", world.coordinator.public, self.system.keys["shuffler"])
+        invitation = Invitation(world.task, "http://unused", world.coordinator.public, self.system.keys["shuffler"])
         checked = check_signatures(invitation, batch)
         reports = [
             seal_report(checked, [3 * mark, 3 * mark + 1, 3 * mark + 2], world.mint())

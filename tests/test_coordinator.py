@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from shufflerl.checks import IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
-from shufflerl.errors import BudgetExceededError, ContractError, PrivacyWarning, StateMismatchError
+from shufflerl.errors import BudgetExceededError, ContractError, PrivacyWarning, StateMismatchError, StorageError
 from shufflerl.learners.base import Learner
 from shufflerl.network import crypto, wire
 from shufflerl.network.agreement import Agreement, understand
@@ -21,6 +22,7 @@ from shufflerl.network.coordinator import Coordinator, Run
 from shufflerl.network.mixing import permuted
 from shufflerl.network.opening import Opener, count
 from shufflerl.network.reporting import Checked, play, randomize_episode, seal_report
+from shufflerl.network.wire import Action, ProblemError, Reason
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.noise import PoissonNoise
@@ -82,6 +84,13 @@ def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
     assert [record.values.tolist() for record in coordinator.records] == values
     assert sum(record.batch.users for record in coordinator.records) == 60
     assert coordinator.ledger.releases == [f"batch {number}" for number in range(len(values))]
+    last = len(values) - 1
+    assert [action for _, _, action in coordinator.unacknowledged()] == [Action.scrub] * last + [Action.finish]
+    for number in range(last):
+        coordinator.acknowledged(number)
+    assert coordinator.unacknowledged() == [(last, 0, Action.finish)]
+    coordinator.acknowledged(last)
+    assert coordinator.unacknowledged() == []
     assert 0 < coordinator.ledger.spent <= 8.0
     assert coordinator.certificate().epsilon <= 8.0
     assert coordinator.policy is not None
@@ -179,7 +188,7 @@ def test_a_crash_at_any_point_loses_nothing_and_counts_nothing_twice(
     assert coordinator.pending[0] == 2
     assert coordinator.records[1].values.tolist() == values
     assert coordinator.ledger.releases == ["batch 0", "batch 1"]
-    assert coordinator.unacknowledged() == [(0, 0), (1, 0)]
+    assert coordinator.unacknowledged() == [(0, 0, Action.scrub), (1, 0, Action.scrub)]
     coordinator.close()
 
 
@@ -262,14 +271,47 @@ def test_tags_that_are_no_tags_are_left_out_and_told(tmp_path: Path) -> None:
 
 def test_a_run_is_continued_with_its_own_settings_only(tmp_path: Path) -> None:
     Coordinator(tmp_path, RUN).close()
-    for other in (
-        dataclasses.replace(RUN, seed=8),
-        dataclasses.replace(RUN, budget=Budget(4.0, 1e-5)),
-        dataclasses.replace(RUN, learner_parameters={}),
+    for other, text in (
+        (dataclasses.replace(RUN, seed=8), "seed was 7 and is 8 now"),
+        (dataclasses.replace(RUN, budget=Budget(4.0, 1e-5)), "epsilon was 8.0 and is 4.0 now"),
+        (dataclasses.replace(RUN, learner_parameters={}), "learner_parameters.first was 2 and is null now"),
+        (
+            dataclasses.replace(RUN, problem=MDP.problem(61), transport="sums"),
+            'episodes was 60 and is 61 now, transport was "tags" and is "sums" now',
+        ),
     ):
-        with pytest.raises(StateMismatchError, match="own settings"):
+        with pytest.raises(StateMismatchError, match=f"begun with other settings: {text}\\. Start it with its own"):
             Coordinator(tmp_path, other)
     Coordinator(tmp_path, RUN).close()
+
+
+def test_a_run_in_a_folder_without_its_identity_is_not_given_another(tmp_path: Path) -> None:
+    """A new one would be nobody that shuffler and nodes know, and the run could not go on."""
+    Coordinator(tmp_path, RUN).close()
+    (tmp_path / "identity.pem").rename(tmp_path / "aside")
+    with pytest.raises(StorageError, match=r"has coordinator\.db but no identity\.pem"):
+        Coordinator(tmp_path, RUN)
+    assert not (tmp_path / "identity.pem").exists()
+    (tmp_path / "aside").rename(tmp_path / "identity.pem")
+    Coordinator(tmp_path, RUN).close()
+
+
+def test_what_went_wrong_is_told_as_what_it_is(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path, RUN)
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    for reason, code, text in (
+        (full, Reason.storage, "coordinator.db is full"),
+        (OSError(5, "Input/output error"), Reason.storage, "Input/output error"),
+        (StorageError("The ledger cannot be written."), Reason.storage, "ledger"),
+        (ProblemError(Reason.below_minimum, "Too few."), Reason.below_minimum, "Too few"),
+        (BudgetExceededError("Spent."), Reason.failed, "BudgetExceededError: Spent"),
+        (RuntimeError("worker"), Reason.failed, "RuntimeError: worker"),
+    ):
+        told = coordinator.problem(reason)
+        assert told.reason == code
+        assert text in told.detail
+    coordinator.close()
 
 
 def test_weak_budgets_are_told() -> None:

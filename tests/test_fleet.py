@@ -14,18 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from shufflerl.errors import StateMismatchError
 from shufflerl.network import fleet as module
+from shufflerl.network import wire
 from shufflerl.network.agreement import Terms, UnacceptableError
 from shufflerl.network.fleet import Fleet
 from shufflerl.privacy.accounting import Budget
 from tests.network_processes import until
 from tests.network_world import Crash
+from tests.test_cli import Call, call
 from tests.test_node import TERMS, Place, place, releases
 
-__all__ = ["place"]
+__all__ = ["call", "place"]
 SMALL = {"n_states": 2, "horizon": 2}
 #: What two users with noise of mean 40 do not offer.
 OTHER_TERMS = [
@@ -126,24 +129,73 @@ def test_a_fleet_is_charged_before_anybody_plays(place: Place, monkeypatch: pyte
     assert place.accepted == 0
 
 
-def test_nodes_end_in_order_when_told_to(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("00" * 80)
+def run_nodes(place: Place, call: Call, tokens: list[bytes]) -> tuple[object, dict[str, Any]]:
+    """The command itself: its exit code or message, and what it says."""
+    place.invitation.save(place.folder / "invitation.toml")
+    (place.folder / "tokens").write_text("".join(f"{token.hex()}\n" for token in tokens))
+    (place.folder / "node.toml").write_text(f"""
+invitation = "{place.folder}/invitation.toml"
+tokens = "{place.folder}/tokens"
+folder = "{place.folder}/nodes"
+epsilon = 8.0
+min_batch_size = 2
+environment_parameters = {{ n_states = 2, horizon = 2 }}
+""")
+    code, said = call("node", str(place.folder / "node.toml"))
+    return code, json.loads(said)
+
+
+def test_a_fleet_ends_with_the_run(place: Place, call: Call, caplog: pytest.LogCaptureFixture) -> None:
+    """Tokens that were not needed are told, and no failure: their users are not charged."""
+    with fleet(place, [place.world.mint() for _ in range(2)]) as first:
+        asyncio.run(first.run())
+    finish = wire.encode(place.world.command(wire.Action.finish))
+    scrubs = f"{place.invitation.shuffler}/v1/scrubs"
+    until(lambda: httpx2.post(scrubs, content=finish, trust_env=False).status_code == 200)
+    tokens = [place.world.mint() for _ in range(3)]
+    with fleet(place, tokens) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 20))
+        assert (nodes.verdicts, nodes.unused) == ({}, 3)
+    code, said = run_nodes(place, call, tokens)
+    assert (code, said["verdicts"], said["unused_tokens"]) == (0, {}, 3)
+    assert caplog.messages == ["The run is over: 3 tokens were not needed; their users played and spent nothing."]
+    with fleet(place, []) as left:
+        assert len(left._ledger.releases) == 2
+
+
+def test_refused_reports_are_told_and_a_failure(place: Place, call: Call) -> None:
+    """If the first tokens were all not issued here, the others are not tried: they would be charged for nothing."""
+    false = [bytes([number]) * wire.TOKEN_BYTES for number in range(4)]
+    code, said = run_nodes(place, call, false[:3])
+    assert said["verdicts"] == {"refused: unauthorized": 2}
+    assert code == (
+        "shufflerl: 2 of 2 reports were refused (2 as unauthorized), 1 tokens are left. The token or signature is not "
+        "valid here: see docs/errors/unauthorized.md."
+    )
+    code, said = run_nodes(place, call, [place.world.mint(), false[3]])
+    assert said["verdicts"] == {"accepted": 1, "refused: unauthorized": 1}
+    assert "1 of 2 reports were refused (1 as unauthorized), 0 tokens are left" in str(code)
+
+
+def test_nodes_say_that_they_wait_and_end_in_order_when_told_to(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("00" * wire.TOKEN_BYTES)
     pinned = ("--task", "00" * 16, "--coordinator-key", "00" * 32, "--shuffler-key", "00" * 32, "--epsilon", "1")
     where = ("--folder", str(tmp_path / "nodes"), "--tokens", str(tmp_path / "tokens"))
     nodes = subprocess.Popen(
         [sys.executable, "-m", "shufflerl", "node", *pinned, *where, "--shuffler", "http://127.0.0.1:9"],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        until((tmp_path / "nodes" / "ledger.db").exists)
-        with pytest.raises(subprocess.TimeoutExpired):
-            nodes.wait(2)
+        assert nodes.stderr is not None
+        told = nodes.stderr.readline()
+        assert told.startswith("shufflerl: The shuffler at http://127.0.0.1:9 cannot be reached (")
         nodes.send_signal(signal.SIGTERM)
-        said, _ = nodes.communicate(timeout=30)
+        said, more = nodes.communicate(timeout=30)
     finally:
         nodes.kill()
-    assert nodes.returncode == 0
+    assert (nodes.returncode, more) == (0, "")
     assert json.loads(said)["verdicts"] == {}
 
 

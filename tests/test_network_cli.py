@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shufflerl.errors import InvalidInputError, MissingExtraError, StateMismatchError
-from shufflerl.network import check_installed, demo, roles
+from shufflerl.network import check_installed, demo, roles, wire
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
 from shufflerl.network.crypto import SigningKey, VerifyKey, enrolled
+from shufflerl.network.reporting import Invitation
 from tests.test_cli import Call, call
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "network"
@@ -28,7 +31,7 @@ def test_the_examples_are_settings() -> None:
     run.make_learner()
     node = read(NodeConfig, EXAMPLES / "node.toml")
     assert node.terms.budget == run.budget
-    assert node.invitation.task == bytes(16)
+    assert Invitation.load(EXAMPLES / str(node.invitation)).task == bytes(16)
 
 
 def test_every_setting_is_in_an_example_with_its_default_or_a_choice() -> None:
@@ -67,9 +70,29 @@ def test_wrong_values_are_told(tmp_path: Path) -> None:
         _ = read(CoordinatorConfig, None, episodes=10, epsilon=1.0).run
     shape = {"horizon": 2, "states": 3, "actions": 2}
     assert read(CoordinatorConfig, None, episodes=10, epsilon=1.0, shape=shape).run.problem.n_states == 3
-    tokens = NodeConfig(task="", coordinator_key="", shuffler_key="", epsilon=1.0, tokens=str(tmp_path / "none"))
-    with pytest.raises(InvalidInputError, match="shufflerl tokens"):
-        tokens.read_tokens()
+    for text, message in ((None, "No such file"), ("", "has no tokens"), ("00\n", "Line 1 of .* is wrong")):
+        if text is not None:
+            (tmp_path / "tokens").write_text(text)
+        with pytest.raises(InvalidInputError, match=f"{message}.*`shufflerl tokens`"):
+            NodeConfig(epsilon=1.0, tokens=str(tmp_path / "tokens")).read_tokens()
+    for wrong in ({"workers": 0}, {"poll_seconds": 0.0}):
+        with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+            read(CoordinatorConfig, None, episodes=10, epsilon=1.0, **wrong)
+        with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+            read(NodeConfig, None, epsilon=1.0, **wrong)
+
+
+def test_a_node_is_invited_by_a_file_or_setting_by_setting(tmp_path: Path) -> None:
+    path, key = str(tmp_path / "invitation.toml"), "00" * 32
+    texts: dict[str, Any] = {"task": "00" * 16, "coordinator_key": key, "shuffler_key": key}
+    one_by_one = NodeConfig(epsilon=1.0, **texts).read_invitation()
+    assert one_by_one.shuffler == "http://127.0.0.1:8742"
+    one_by_one.save(path)
+    assert NodeConfig(epsilon=1.0, invitation=path).read_invitation() == one_by_one
+    wrongs: list[dict[str, Any]] = [{}, {"task": "00" * 16}, {"invitation": path, "shuffler": "http://x"}]
+    for wrong in (*wrongs, {"invitation": path, **texts}):
+        with pytest.raises(InvalidInputError, match="Give either `invitation`"):
+            NodeConfig(epsilon=1.0, **wrong).read_invitation()
 
 
 def test_keys_and_tokens(tmp_path: Path, call: Call) -> None:
@@ -93,7 +116,45 @@ def test_tokens_of_a_mistyped_folder_are_refused_and_nothing_is_made(tmp_path: P
 def test_a_role_without_its_settings_says_so(call: Call) -> None:
     assert "coordinator_key" in str(call("shuffler")[0])
     assert "episodes" in str(call("coordinator")[0])
-    assert "task" in str(call("node")[0])
+    assert "epsilon" in str(call("node")[0])
+    assert "shufflerl invitation" in str(call("node", "--epsilon", "1")[0])
+
+
+def test_what_does_not_start_says_why_before_anything_is_made(tmp_path: Path, call: Call) -> None:
+    where, key = ("--folder", str(tmp_path / "role")), "00" * 32
+    run = ("coordinator", "--environment", "riverswim", "--episodes", "100", "--epsilon", "1")
+    nodes = ("node", "--epsilon", "1", "--task", "00" * 16, "--coordinator-key", key, "--shuffler-key", key)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = ("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        for role in (run, ("shuffler", "--coordinator-key", key)):
+            assert "shufflerl: Nothing can listen at 127.0.0.1:" in str(call(*role, *where, *listen)[0])
+    (tmp_path / "tokens").write_text("00" * wire.TOKEN_BYTES)
+    free = ("--listen", "127.0.0.1:0")
+    for command in ((*run, *free), (*nodes, "--tokens", str(tmp_path / "tokens"))):
+        code = call(*command, *where, "--shuffler", "not-a-url")[0]
+        assert code == "shufflerl: shuffler is 'not-a-url'; expected an address such as http://127.0.0.1:8742."
+    assert not (tmp_path / "role").exists()
+
+
+@pytest.mark.parametrize("name", ["shuffler", "coordinator"])
+def test_a_folder_without_its_identity_is_refused(tmp_path: Path, call: Call, name: str) -> None:
+    (tmp_path / f"{name}.db").touch()
+    options = {
+        "shuffler": ("--coordinator-key", "00" * 32),
+        "coordinator": ("--environment", "riverswim", "--episodes", "100", "--epsilon", "1"),
+    }[name]
+    for command in ((name, *options, "--folder", str(tmp_path), "--listen", "127.0.0.1:0"), ("keys", str(tmp_path))):
+        assert f"has {name}.db but no identity.pem" in str(call(*command)[0])
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.db"]
+
+
+def test_a_shuffler_whose_enrolment_key_is_lost_is_not_given_another(tmp_path: Path, call: Call) -> None:
+    """Every token that is out would be worthless, without a word."""
+    SigningKey.load(tmp_path / "identity.pem")
+    (tmp_path / "shuffler.db").touch()
+    shuffler = ("shuffler", "--coordinator-key", "00" * 32, "--folder", str(tmp_path), "--listen", "127.0.0.1:0")
+    for command in (shuffler, ("keys", "--enrolment", str(tmp_path))):
+        assert "has shuffler.db but no enrolment.pem" in str(call(*command)[0])
 
 
 def test_status_of_nobody(call: Call) -> None:
@@ -130,6 +191,20 @@ class Canned(BaseHTTPRequestHandler):
         pass
 
 
+class Elsewhere(Canned):
+    """A server that is no coordinator."""
+
+    answers = ((200, b"<html>"), (200, b"[]"), (404, b"no"), (404, b'{"detail": "This is a shuffler."}'))
+    answer = answers[0]
+
+    def do_GET(self) -> None:
+        status, body = self.answer
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
 def test_status_and_policy(call: Call) -> None:
     server = HTTPServer(("127.0.0.1", 0), Canned)
     thread = threading.Thread(target=server.serve_forever)
@@ -151,6 +226,28 @@ def test_status_and_policy(call: Call) -> None:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_an_address_where_no_coordinator_is(call: Call) -> None:
+    server = HTTPServer(("127.0.0.1", 0), Elsewhere)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    at = f"http://127.0.0.1:{server.server_port}"
+    try:
+        for command in (("status",), ("policy",), ("invitation", "unwritten", "--shuffler-key", "00" * 32)):
+            for answer in Elsewhere.answers:
+                Elsewhere.answer = answer
+                code = str(call(*command, "--at", at)[0])
+                said = "is no coordinator" if answer[1][:1] != b"{" else "refuses: This is a shuffler"
+                assert said in code
+                assert at in code
+            assert "--at is 'nowhere'; expected an address" in str(call(*command, "--at", "nowhere")[0])
+            assert "does not answer" in str(call(*command, "--at", "http://127.0.0.1:9")[0])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert not Path("unwritten").exists()
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,15 +314,20 @@ def test_transports_are_compared(call: Call) -> None:
 
 def test_a_shuffler_does_not_leave_its_file_for_servers(tmp_path: Path) -> None:
     """They would not know which tokens are spent."""
+    for name in ("identity.pem", roles.ENROLMENT):
+        SigningKey.load(tmp_path / name)
     (tmp_path / "shuffler.db").touch()
-    key = "0" * 64
-    config = ShufflerConfig(coordinator_key=key, folder=str(tmp_path), store="nats://127.0.0.1:1")
+    config = ShufflerConfig(
+        coordinator_key="0" * 64, folder=str(tmp_path), store="nats://127.0.0.1:1", listen="127.0.0.1:0"
+    )
     with pytest.raises(StateMismatchError, match="spent tokens"):
         roles.run_shuffler(config)
 
 
 def test_a_store_without_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shufflerl.network.nats_store", None)
-    config = ShufflerConfig(coordinator_key="0" * 64, folder=str(tmp_path), store="nats://127.0.0.1:1")
+    config = ShufflerConfig(
+        coordinator_key="0" * 64, folder=str(tmp_path), store="nats://127.0.0.1:1", listen="127.0.0.1:0"
+    )
     with pytest.raises(MissingExtraError, match=r"shufflerl\[nats\]"):
         roles.run_shuffler(config)

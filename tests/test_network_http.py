@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from shufflerl.errors import InvalidInputError
+from shufflerl.network import coordinator_app as coordinator_app_module
 from shufflerl.network import http, openapi, shuffler_app, wire
 from shufflerl.network.coordinator import Coordinator
 from shufflerl.network.coordinator_app import CoordinatorServer
@@ -180,15 +183,16 @@ def test_no_answer_and_no_log_tells_an_origin(
 @contextmanager
 def serving(app: Starlette) -> Iterator[int]:
     ports: list[int] = []
-    server = http.server(app, "127.0.0.1", 0, ports.append)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield until(lambda: ports)[0]
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+    server = http.server(app, ports.append)
+    with http.listening("127.0.0.1", 0) as sockets:
+        thread = threading.Thread(target=server.run, args=[sockets])
+        thread.start()
+        try:
+            yield until(lambda: ports)[0]
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
 
 
 def test_slow_clients_are_cut_off_and_hold_nobody_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,12 +281,101 @@ def test_the_coordinator_tells_how_it_is_doing(tmp_path: Path) -> None:
         status = client.get("/v1/status").json()
         assert "tried again" in status["why"]
         assert status["episodes_played"] == 0
-        assert problem_of(client.get("/readyz"))[0] == 503
+        assert problem_of(client.get("/readyz")) == (503, "unreachable")
+        assert "The shuffler at http://127.0.0.1:9 cannot be reached" in client.get("/readyz").json()["detail"]
         assert client.get("/healthz").json() == {"status": "alive"}
         assert problem_of(client.get("/v1/policy")) == (404, "not-found")
         assert client.get("/v1/certificate").json()["epsilon"] <= 8.0
         assert client.get("/v1/batches").json() == {"batches": []}
         assert "shufflerl_episodes_played 0.0" in client.get("/metrics").text
+
+
+class Fault(Exception):
+    """Something that nobody expected."""
+
+
+FULL = sqlite3.OperationalError("database or disk is full")
+FULL.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+
+@pytest.mark.parametrize(
+    ("reason", "answer", "text"),
+    [
+        (FULL, (507, "storage"), "coordinator.db is full"),
+        (httpx2.ReadTimeout(""), (503, "unreachable"), "(ReadTimeout)"),
+        (wire.ProblemError(wire.Reason.below_minimum, "The shuffler refuses."), (403, "below-minimum"), "refuses"),
+        (Fault("odd"), (503, "failed"), "Fault: odd"),
+    ],
+)
+def test_what_holds_a_coordinator_up_is_told_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: Exception, answer: tuple[int, str], text: str
+) -> None:
+    """Never as too many requests; and whatever it is, the coordinator goes on once it has passed."""
+    failing = [True]
+
+    async def step(*_: Any) -> float:
+        if failing:
+            raise reason
+        return 5.0
+
+    monkeypatch.setattr(CoordinatorServer, "_step", step)
+    monkeypatch.setattr(coordinator_app_module, "LAST_RETRY", 0.1)
+    with TestClient(coordinator_app(tmp_path)) as client:
+        until(lambda: client.get("/readyz").status_code != 200)
+        assert problem_of(client.get("/readyz")) == answer
+        assert text in client.get("/readyz").json()["detail"]
+        assert text in client.get("/v1/status").json()["why"]
+        failing.clear()
+        until(lambda: client.get("/readyz").status_code == 200)
+        assert client.get("/v1/status").json()["trouble"] is None
+
+
+@pytest.mark.parametrize("status", [200, 404, 503])
+def test_another_server_in_the_shufflers_place_is_not_taken_for_it(tmp_path: Path, status: int) -> None:
+    server = CoordinatorServer(lambda: Coordinator(tmp_path, RUN), "http://shuffler")
+    page = httpx2.MockTransport(lambda _: httpx2.Response(status, content=b"<html>"))
+
+    async def step() -> None:
+        async with httpx2.AsyncClient(base_url="http://shuffler", transport=page) as client:
+            await server._step(client)
+
+    with pytest.raises(
+        wire.ProblemError, match=rf"What answers at http://shuffler is no shuffler.*status {status}"
+    ) as no:
+        asyncio.run(step())
+    assert no.value.reason == wire.Reason.unreachable
+    server._owner.submit(server._coordinator.close).result()
+
+
+def test_a_shuffler_that_fails_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it was: a loop that had ended in silence would leave batches sealed for ever."""
+    seen: list[bool] = []
+
+    def unfinished() -> Any:
+        seen.append(True)
+        raise Fault("odd")
+
+    monkeypatch.setattr(shuffler_app, "TICK", 0.01)
+    with TestClient(ShufflerServer(world.shuffler, world.store).app) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(world.store, "unfinished", unfinished)
+            until(lambda: len(seen) > 2)
+            assert "Fault: odd" in client.get("/readyz").json()["detail"]
+        until(lambda: client.get("/readyz").status_code == 200)
+
+
+def test_a_port_is_taken_once() -> None:
+    with http.listening("127.0.0.1", 0) as sockets:
+        port = sockets[0].getsockname()[1]
+        with pytest.raises(
+            InvalidInputError, match=rf"Nothing can listen at 127\.0\.0\.1:{port} \(Address already in use"
+        ):
+            http.listening("127.0.0.1", port).__enter__()
+    with http.listening("localhost", port) as sockets:  # it is free again
+        assert sockets
+    for host in ("192.0.2.1", "nowhere.invalid"):
+        with pytest.raises(InvalidInputError, match="set `listen` to an address of this machine"):
+            http.listening(host, 0).__enter__()
 
 
 KINDS = {kind.__name__: kind for kind in (Upload, Signed)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,14 +13,15 @@ from typing import Any
 
 import gymnasium
 import httpx2
+import msgspec
 import numpy as np
 import pytest
 
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
+from shufflerl.network import contact, wire
 from shufflerl.network import node as module
-from shufflerl.network import wire
 from shufflerl.network.agreement import Terms, UnacceptableError
 from shufflerl.network.node import Backoff, Node, Receipt, TimeLimitError
 from shufflerl.network.reporting import play
@@ -230,6 +232,74 @@ def test_waiting_has_an_end(place: Place) -> None:
     node = place.node("b", invitation=replace(place.invitation, shuffler="http://127.0.0.1:9"))
     with pytest.raises(TimeLimitError):
         node.participate(timeout=0.3)
+    node.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_what_is_in_the_way_is_told_once_it_lasts_and_once(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    line = contact.Contact(bytes(16), "http://x")
+    down = httpx2.ConnectError("Connection refused")
+    line.failed(down)
+    assert caplog.messages == []  # a request that was lost is nothing to speak of
+    for _ in range(3):
+        clock[0] += 1.5
+        line.failed(down)
+    assert caplog.messages == ["The shuffler at http://x cannot be reached (Connection refused). It is tried again."]
+    line.failed(ProblemError(wire.Reason.unknown_batch, "No batch."))
+    assert "knows no batch of run 00000000000000000000000000000000" in caplog.messages[1]
+    line.failed(ProblemError(wire.Reason.storage, "The disk is full."))
+    assert caplog.messages[2] == "The shuffler at http://x refuses: The disk is full. It is tried again."
+    line.answered()
+    line.answered()
+    assert caplog.messages[3:] == ["The trouble with the shuffler at http://x is over."]
+    clock[0] += 1.5
+    line.failed(down)
+    assert len(caplog.messages) == 5  # another time
+
+
+def test_an_answer_that_no_shuffler_gives_says_so() -> None:
+    asked = httpx2.Request("GET", "http://x:1/v1/tasks")
+    ours = msgspec.json.encode(ProblemError(wire.Reason.not_found, "This is a coordinator.").problem)
+    for status, body in ((200, b"{}"), (200, b"\xff"), (404, ours), (502, b"Bad Gateway"), (500, b'{"type": "urn:x"}')):
+        with pytest.raises(
+            ProblemError, match=f"What answers at http://x:1 is no shuffler.*status {status}"
+        ) as refused:
+            contact.status(httpx2.Response(status, content=body, request=asked))
+        assert refused.value.reason == wire.Reason.unreachable
+    full = msgspec.json.encode(ProblemError(wire.Reason.storage, "Full.").problem)
+    with pytest.raises(ProblemError, match=r"^Full\.$"):
+        contact.outcome(httpx2.Response(507, content=full, request=asked))
+    with pytest.raises(ProblemError, match="no shuffler"):
+        contact.outcome(httpx2.Response(200, content=wire.encode(wire.Outcomes(outcomes=[])), request=asked))
+
+
+def test_a_node_says_what_it_waits_for_and_that_it_was_refused(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contact, "PATIENCE", -1.0)
+    for changes, text in (
+        ({"task": bytes(16)}, "knows no batch of run"),
+        ({"shuffler": "http://127.0.0.1:9"}, "cannot be reached"),
+    ):
+        node = place.node(text, invitation=replace(place.invitation, **changes))
+        with pytest.raises(TimeLimitError):
+            node.participate(timeout=0.3)
+        node.close()
+        (told,) = caplog.messages
+        assert text in told
+        caplog.clear()
+    place.tokens["false"] = bytes(wire.TOKEN_BYTES)
+    node = place.node("false")
+    assert node.participate() == Receipt(0, "refused: unauthorized")
+    assert "was refused: The token in the envelope was not issued here" in caplog.text
     node.close()
 
 

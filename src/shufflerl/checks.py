@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,18 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise InvalidInputError(f"{name} is {value!r}; expected one of: {', '.join(allowed)}.")
     return str(value)
+
+
+def web_address(name: str, value: Any) -> str:
+    """An address such as https://shuffler.example, without a slash at its end."""
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except (AttributeError, ValueError):  # of other types, and of ports that are no numbers
+        good = False
+    if not good or any(character.isspace() for character in value):
+        raise InvalidInputError(f"{name} is {value!r}; expected an address such as http://127.0.0.1:8742.")
+    return str(value).rstrip("/")
 
 
 def plain(name: str, value: Any, kind: type[np.generic] | None = None) -> NDArray[Any]:

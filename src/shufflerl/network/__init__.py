@@ -19,12 +19,14 @@ from shufflerl.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from shufflerl.network.agreement import Terms
-    from shufflerl.network.node import Node
+    from shufflerl.network.node import Node, Receipt, RunOverError, TimeLimitError
     from shufflerl.network.reporting import Invitation
 
-__all__ = ["Invitation", "Node", "Terms"]
+__all__ = ["Invitation", "Node", "Receipt", "RunOverError", "Terms", "TimeLimitError"]
 
-_HOME_OF = {"Invitation": "reporting", "Node": "node", "Terms": "agreement"}
+_HOME_OF = {"Invitation": "reporting", "Terms": "agreement"} | dict.fromkeys(
+    ("Node", "Receipt", "RunOverError", "TimeLimitError"), "node"
+)
 
 
 def check_installed() -> None:

@@ -91,6 +91,7 @@ def coordinator(
 def node(
     file: File = None,
     folder: Annotated[str | None, typer.Option(help="Outbox and ledger.", metavar="DIR")] = None,
+    invitation: Annotated[str | None, typer.Option(help="In place of the next four.", metavar="FILE")] = None,
     shuffler: Annotated[str | None, typer.Option(help="Where the shuffler listens.", metavar="URL")] = None,
     task: Annotated[str | None, typer.Option(help="The run; `shufflerl status` tells it.")] = None,
     coordinator_key: Annotated[str | None, typer.Option(help="The coordinator's public key.", metavar="KEY")] = None,
@@ -136,6 +137,29 @@ def tokens(
     roles.mint_tokens(folder, count, out)
 
 
+def invitation(
+    file: Annotated[Path, typer.Argument(help="File to write.", metavar="FILE")],
+    shuffler_key: Annotated[str, typer.Option(help="The shuffler's public key, by a way you trust.", metavar="KEY")],
+    coordinator_key: Annotated[
+        str | None, typer.Option(help="The coordinator's.", metavar="KEY", show_default="what it says itself")
+    ] = None,
+    shuffler: Annotated[
+        str | None, typer.Option(help="Where nodes reach it.", metavar="URL", show_default="where the coordinator does")
+    ] = None,
+    at: Address = COORDINATOR,
+) -> None:
+    """Write all that nodes must know of a run to one file to hand out; both servers' signatures are checked first."""
+    said = _ask(at, "/v1/status")
+    from shufflerl.network import roles
+    from shufflerl.network.reporting import Invitation
+
+    made = Invitation(
+        said["task"], shuffler or said["shuffler"], coordinator_key or said["coordinator_key"], shuffler_key
+    )
+    roles.try_invitation(made)
+    made.save(file)
+
+
 def status(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
     """Tell how a run is doing, and why a batch is not advancing."""
     from shufflerl.privacy.certificate import at_most
@@ -172,14 +196,22 @@ def _ask(at: str, path: str) -> dict[str, Any]:
     _installed()
     import httpx2
 
+    from shufflerl import checks
+
+    at = checks.web_address("--at", at)
     try:
-        answer = httpx2.get(f"{at.rstrip('/')}{path}", timeout=10.0, trust_env=False)
-        said: dict[str, Any] = answer.json()
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as reason:
+        answer = httpx2.get(f"{at}{path}", timeout=10.0, trust_env=False)
+    except httpx2.HTTPError as reason:
         raise StorageError(f"The coordinator at {at} does not answer ({reason}); is it running? See --at.") from None
-    if answer.status_code != 200:
-        raise StorageError(f"The coordinator at {at} refuses: {said.get('detail', answer.status_code)}")
-    return said
+    try:
+        said: dict[str, Any] = answer.json()
+        if answer.status_code != 200:
+            raise StorageError(f"The server at {at} refuses: {said['detail']}")
+        if "episodes_played" not in said:
+            raise LookupError
+        return said
+    except (ValueError, LookupError, TypeError):  # not JSON, or not what a coordinator says
+        raise StorageError(f"What answers at {at} is no coordinator (status {answer.status_code}); see --at.") from None
 
 
 def transport(
@@ -231,4 +263,4 @@ def demo(
             signal.sigwait(ends)
 
 
-COMMANDS = (coordinator, shuffler, node, status, policy, transport, demo, keys, tokens)
+COMMANDS = (coordinator, shuffler, node, status, policy, transport, demo, keys, tokens, invitation)

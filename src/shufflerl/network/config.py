@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -12,13 +12,18 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
 from shufflerl.network import wire
 from shufflerl.network.agreement import Terms
-from shufflerl.network.crypto import VerifyKey
-from shufflerl.network.reporting import Invitation
+from shufflerl.network.reporting import Invitation, from_hex
+from shufflerl.network.wire import Positive
 from shufflerl.privacy.accounting import Budget
 
 if TYPE_CHECKING:  # each role imports what it needs
     from shufflerl.network.coordinator import Run
     from shufflerl.network.shuffler import Limits
+
+
+#: Where a shuffler listens unless told otherwise.
+SHUFFLER = "http://127.0.0.1:8742"
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -81,9 +86,9 @@ class CoordinatorConfig(Config, frozen=True):
     seed: int = 0
     folder: str = "coordinator"
     listen: str = "127.0.0.1:8741"
-    shuffler: str = "http://127.0.0.1:8742"
-    workers: int = 1
-    poll_seconds: float = 0.5
+    shuffler: str = SHUFFLER
+    workers: Positive = 1
+    poll_seconds: Seconds = 0.5
 
     @property
     def run(self) -> Run:
@@ -115,31 +120,34 @@ class CoordinatorConfig(Config, frozen=True):
 class NodeConfig(Config, frozen=True):
     """See docs/network.md."""
 
-    task: str
-    coordinator_key: str
-    shuffler_key: str
     epsilon: float
+    invitation: str | None = None
+    task: str | None = None
+    coordinator_key: str | None = None
+    shuffler_key: str | None = None
+    shuffler: str | None = None
     delta: float = 1e-5
     honest_fraction: float = 1.0
     min_batch_size: int = 100
     most_messages: int = 100_000
-    shuffler: str = "http://127.0.0.1:8742"
     tokens: str = "tokens.txt"
     environment: str = "riverswim"
     environment_parameters: dict[str, Any] = {}
     folder: str = "node"
-    workers: int = 1
-    poll_seconds: float = 0.5
+    workers: Positive = 1
+    poll_seconds: Seconds = 0.5
 
-    @property
-    def invitation(self) -> Invitation:
-        """Whom the node trusts for what."""
-        return Invitation(
-            wire.task_from_text(self.task),
-            self.shuffler,
-            VerifyKey.from_text(self.coordinator_key),
-            VerifyKey.from_text(self.shuffler_key),
-        )
+    def read_invitation(self) -> Invitation:
+        """Whom the node trusts for what: in a file, or setting by setting."""
+        task, keys = self.task, (self.coordinator_key, self.shuffler_key)
+        if self.invitation is not None and {task, *keys, self.shuffler} == {None}:
+            return Invitation.load(self.invitation)
+        if self.invitation is not None or task is None or keys[0] is None or keys[1] is None:
+            raise InvalidInputError(
+                "Give either `invitation`, the file that `shufflerl invitation` writes, or all of `task`, "
+                "`coordinator_key` and `shuffler_key`, and not both."
+            )
+        return Invitation(task, self.shuffler or SHUFFLER, keys[0], keys[1])
 
     @property
     def terms(self) -> Terms:
@@ -150,12 +158,14 @@ class NodeConfig(Config, frozen=True):
         """The tokens, one per line and user."""
         try:
             lines = Path(self.tokens).read_text().split()
-            return [bytes.fromhex(line) for line in lines]
         except (OSError, ValueError) as reason:
-            raise InvalidInputError(
-                f"The tokens in {self.tokens} cannot be read ({reason}); expected lines of hexadecimal digits, as "
-                "`shufflerl tokens` writes them."
-            ) from None
+            raise InvalidInputError(f"{self.tokens} cannot be read ({reason}); `shufflerl tokens` writes it.") from None
+        if not lines:
+            raise InvalidInputError(f"{self.tokens} has no tokens; `shufflerl tokens` writes some.")
+        return [
+            from_hex(f"Line {number} of {self.tokens}", line, wire.TOKEN_BYTES, "shufflerl tokens")
+            for number, line in enumerate(lines, 1)
+        ]
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)

@@ -25,14 +25,14 @@ import numpy as np
 from shufflerl import checks, learners
 from shufflerl.checks import FloatArray, IntArray
 from shufflerl.counts import Batch, CountQuery, Release
-from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError, StateMismatchError
+from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError, StateMismatchError, StorageError
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network import agreement, costs, crypto, database, faults, masking, wire
 from shufflerl.network.agreement import Agreement
 from shufflerl.network.crypto import SigningKey
 from shufflerl.network.opening import Opener
-from shufflerl.network.wire import Action, Command, Exclusion, Signed, Transport
+from shufflerl.network.wire import Action, Command, Exclusion, ProblemError, Reason, Signed, Transport
 from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge, Ledger
@@ -151,9 +151,10 @@ class Coordinator:
                 learner = self.run.make_learner()
                 self._plan(learner)
         if known["identity"] != self.run.identity:
+            changed = _differences(str(known["identity"]), self.run.identity)
             raise StateMismatchError(
-                f"The run in {self._path.parent} has the settings {known['identity']}, not {self.run.identity}; start "
-                "it with its own settings, or use another folder for another run."
+                f"The run in {self._path.parent} was begun with other settings: {changed}. Start it with its own, or "
+                "use another folder for another run."
             )
         return bytes(known["task"])
 
@@ -358,10 +359,16 @@ class Coordinator:
             self.ledger.record(name, charge)
             faults.reached("charged")
 
-    def unacknowledged(self) -> list[tuple[int, int]]:
-        """Batches learned from, by number and attempt, whose release the shuffler may delete."""
-        rows = self._db.execute("SELECT number, attempt FROM batches WHERE noisy IS NOT NULL AND acknowledged = 0")
-        return list(rows)
+    def unacknowledged(self) -> list[tuple[int, int, Action]]:
+        """Batches learned from, by number and attempt, whose release the shuffler may delete.
+
+        The next batch is announced when one is learned from: where there is none, that was the last.
+        """
+        rows = self._db.execute(
+            "SELECT number, attempt, number = (SELECT MAX(number) FROM batches) FROM batches "
+            "WHERE noisy IS NOT NULL AND acknowledged = 0 ORDER BY number"
+        )
+        return [(number, attempt, Action.finish if last else Action.scrub) for number, attempt, last in rows]
 
     def acknowledged(self, number: int) -> None:
         """The shuffler has deleted this release."""
@@ -432,6 +439,16 @@ class Coordinator:
             assumptions=assumptions,
         )
 
+    def problem(self, reason: Exception) -> ProblemError:
+        """What went wrong here, as what it is: refused by the shuffler, by the disk, or anything else."""
+        if isinstance(reason, ProblemError):
+            return reason
+        if isinstance(reason, sqlite3.Error | OSError):
+            reason = database.explained(reason, self._path)
+        if isinstance(reason, StorageError):
+            return ProblemError(Reason.storage, str(reason))
+        return ProblemError(Reason.failed, f"{type(reason).__name__}: {reason}")
+
     def close(self) -> None:
         """Let go of the files and workers."""
         self._opener.close()
@@ -445,5 +462,18 @@ def _counted(meaning: Agreement, excluded: int) -> tuple[Batch, PoissonNoise]:
     return batch, PoissonNoise(meaning.announcement.noise_mean * batch.users / meaning.batch.users)
 
 
-#: What may go wrong with the coordinator's own files.
-TROUBLE = (sqlite3.Error, ShuffleRLError, OSError)
+def _differences(old: str, new: str) -> str:
+    """Which settings of two runs differ, and how."""
+    was, now = _settings(old), _settings(new)
+    return ", ".join(
+        f"{name} was {json.dumps(was.get(name))} and is {json.dumps(now.get(name))} now"
+        for name in sorted(was | now)
+        if was.get(name) != now.get(name)
+    )
+
+
+def _settings(identity: str) -> dict[str, Any]:
+    """What `Run.identity` holds, by the names that the settings have."""
+    said = json.loads(identity)
+    parameters = {f"learner_parameters.{name}": value for name, value in said.pop("parameters").items()}
+    return {**said.pop("problem"), **parameters, **said}

@@ -17,9 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from shufflerl.network import costs, faults, http, openapi, wire
+from shufflerl import checks
+from shufflerl.errors import ShuffleRLError
+from shufflerl.network import contact, costs, faults, http, openapi, wire
 from shufflerl.network.agreement import understand
-from shufflerl.network.coordinator import TROUBLE, Coordinator
+from shufflerl.network.coordinator import Coordinator
 from shufflerl.network.dashboard import learned
 from shufflerl.network.owner import Owner
 from shufflerl.network.watching import Watching
@@ -33,13 +35,13 @@ class CoordinatorServer:
     """Drives one `Coordinator` and answers questions about it."""
 
     def __init__(self, make: Callable[[], Coordinator], shuffler: str, *, poll: float = 0.5) -> None:
+        self._address = checks.web_address("shuffler", shuffler)
         self._owner = Owner("coordinator")
         self._coordinator = self._owner.submit(make).result()  # in the thread that will use it
-        self._address = shuffler.rstrip("/")
         self._poll = poll
         self._began, self._started = time.monotonic(), time.time()
         self._heard: BatchStatus | None = None  # what the shuffler last said
-        self._trouble: str | None = None
+        self._trouble: ProblemError | None = None
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(self))
         self._open_at: float | None = None  # when the pending batch was last seen to be open
@@ -65,7 +67,7 @@ class CoordinatorServer:
         ]
         app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._drive, self._coordinator.close))
         app.state.watching = self._watching
-        http.answers_problems(app)
+        http.answers_problems(app, "coordinator")
         return app
 
     # Driving the run.
@@ -73,27 +75,45 @@ class CoordinatorServer:
     async def _drive(self) -> None:
         """Step until the run is over; whatever goes wrong is told and tried again."""
         wait = FIRST_RETRY
-        async with httpx2.AsyncClient(base_url=self._address, timeout=60.0, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=self._address, timeout=contact.TIMEOUT, trust_env=False) as client:
             while True:
                 try:
-                    idle = await self._step(client)
-                    wait, self._trouble = FIRST_RETRY, None
-                except (httpx2.HTTPError, *TROUBLE) as reason:
-                    if self._trouble is None:
-                        http.event("trouble", detail=str(reason) or type(reason).__name__)
-                    self._trouble = f"{type(reason).__name__}: {reason}"
+                    try:
+                        idle = await self._step(client)
+                    finally:
+                        await self._refresh()
+                    wait = FIRST_RETRY
+                    self._tell(None)
+                except Exception as reason:  # whatever it is, a coordinator that has stopped in silence would be worse
+                    self._tell(reason)
                     idle, wait = wait, min(2 * wait, LAST_RETRY)
-                self._status = await self._owner.run(self._summary)
-                if self._learned["batches"] != self._status["batches_learned"]:
-                    self._learned = await self._owner.run(learned, self._coordinator)
                 await asyncio.sleep(idle)
+
+    async def _refresh(self) -> None:
+        self._status = await self._owner.run(self._summary)
+        if self._learned["batches"] != self._status["batches_learned"]:
+            self._learned = await self._owner.run(learned, self._coordinator)
+
+    def _tell(self, reason: Exception | None) -> None:
+        """Note what is in the way, and log it when it begins, changes and ends."""
+        before, after = self._trouble, None
+        if isinstance(reason, httpx2.HTTPError):
+            after = contact.explained(reason, self._address)
+        elif reason is not None:
+            after = self._coordinator.problem(reason)
+        self._trouble = after
+        if after is not None and (before is None or before.reason != after.reason):
+            unexpected = None if after.reason != Reason.failed or isinstance(reason, ShuffleRLError) else reason
+            http.log.warning("trouble", exc_info=unexpected, extra={"fields": {"detail": after.detail}})
+        elif after is None and before is not None:
+            http.event("trouble over")
 
     async def _step(self, client: httpx2.AsyncClient) -> float:
         """One step of the run; returns how long to wait before the next."""
         run = self._coordinator
-        for number, attempt in await self._owner.run(run.unacknowledged):
+        for number, attempt, action in await self._owner.run(run.unacknowledged):
             faults.reached("acknowledge")
-            await self._ask(client, "/v1/scrubs", run.command(number, attempt, Action.scrub))
+            await self._ask(client, "/v1/scrubs", run.command(number, attempt, action))
             await self._owner.run(run.acknowledged, number)
         pending = await self._owner.run(lambda: run.pending)
         if pending is None:
@@ -107,7 +127,7 @@ class CoordinatorServer:
         else:
             answer = await client.get(f"/v1/tasks/{run.task.hex()}/status")
             _raise_problem(answer)
-        self._heard = heard = msgspec.json.decode(answer.content, type=BatchStatus)
+        self._heard = heard = contact.status(answer)
         if (heard.batch, heard.attempt) != (number, attempt):
             self._heard = None  # the shuffler forgot the batch: announce it again
         elif heard.state == State.aborted or (heard.state == State.released and heard.chunks == 0):
@@ -130,7 +150,7 @@ class CoordinatorServer:
             _raise_problem(await client.get("/readyz"))  # if its disk is in the way, tell that
             if heard.state == State.sealed and understand(announcement.payload).transport == Transport.sums:
                 await self._exclude(client, number, attempt, heard.users)
-        elif heard.state == State.scrubbed:
+        elif heard.state in (State.scrubbed, State.finished):
             raise ProblemError(
                 Reason.gone,
                 f"The shuffler has scrubbed batch {number}, from which this coordinator has not learned. Was its "
@@ -194,7 +214,7 @@ class CoordinatorServer:
         return self._status | {
             "shuffler": self._address,
             "shuffler_says": None if heard is None else msgspec.to_builtins(heard),
-            "trouble": self._trouble,
+            "trouble": None if self._trouble is None else self._trouble.detail,
             "why": self._why(),
             "seconds": round(time.monotonic() - self._began, 1),
             "started": self._started,
@@ -210,7 +230,7 @@ class CoordinatorServer:
         """Why the batch is not advancing, in a sentence."""
         heard = self._heard
         if self._trouble is not None:
-            return f"The last step failed and is tried again: {self._trouble}"
+            return f"The last step failed and is tried again: {self._trouble.detail}"
         if self._status["finished"]:
             return "The run is over: every episode was played."
         if heard is None:
@@ -261,7 +281,7 @@ class CoordinatorServer:
 
     async def _ready(self, _: Request) -> Response:
         if self._trouble is not None:
-            return http.problem(ProblemError(Reason.busy, self._why()))
+            return http.problem(self._trouble)
         return http.as_json({"status": "ready"})
 
     async def _metrics(self, _: Request) -> Response:
@@ -292,11 +312,9 @@ def _lasting(seconds: float) -> str:
 
 
 def _raise_problem(answer: httpx2.Response) -> None:
-    if answer.status_code == 200:
-        return
     try:
-        said = msgspec.json.decode(answer.content, type=wire.ProblemDetail)
-        reason = Reason(said.type.rpartition(":")[2])
-    except (msgspec.DecodeError, ValueError):
-        raise ProblemError(Reason.busy, f"The shuffler answered {answer.status_code}.") from None
-    raise ProblemError(reason, f"The shuffler refuses: {said.detail}")
+        contact.content(answer)
+    except ProblemError as problem:
+        if problem.reason == Reason.unreachable:
+            raise
+        raise ProblemError(problem.reason, f"The shuffler refuses: {problem.detail}") from None

@@ -139,6 +139,11 @@ class SigningKey:
     def load(cls, path: Path) -> SigningKey:
         """The key in a PEM file; a new one, readable by its owner only, where there is no file."""
         if not path.exists():
+            if state := sorted(file.name for file in path.parent.glob("*.db")):
+                raise StorageError(
+                    f"{path.parent} has {state[0]} but no {path.name}; nobody would know a new key. Restore the old "
+                    "one from a backup, or begin another run in another folder."
+                )
             pem = Ed25519PrivateKey.generate().private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )

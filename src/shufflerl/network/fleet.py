@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 
-from shufflerl.network import crypto, wire
+from shufflerl.network import contact, crypto, wire
 from shufflerl.network.agreement import Terms
 from shufflerl.network.commits import GroupCommit
 from shufflerl.network.composing import check, checked_batch, compose
 from shufflerl.network.node import Backoff, charge, settled
 from shufflerl.network.outbox import Outbox, Parcel
 from shufflerl.network.reporting import Invitation
-from shufflerl.network.wire import BatchStatus, Outcomes, Report, State, Upload
+from shufflerl.network.wire import ProblemError, Reason, Report, State, Upload
 from shufflerl.network.workers import pool
 from shufflerl.privacy.ledger import Ledger
 
@@ -31,7 +30,10 @@ Progress = Callable[[int], None]
 
 
 class Fleet:
-    """Runs until every token has been used."""
+    """Runs until every token has been used, or the run is over; then `unused` says how many were not needed.
+
+    It also ends if its first tokens are all refused as not issued: the others would be charged for nothing.
+    """
 
     def __init__(
         self,
@@ -58,6 +60,8 @@ class Fleet:
         self._kept = GroupCommit(self._keep)
         self._settled = GroupCommit(self._settle)
         self._poll = poll
+        self._contact = contact.Contact(invitation.task, invitation.shuffler)
+        self.unused = 0
         self.verdicts: Counter[str] = Counter()
         self.uploaded_bytes = 0
 
@@ -69,35 +73,38 @@ class Fleet:
         waiting = [node for node in self._tokens if self._charge_name(node) not in charged]
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx2.AsyncClient(
-            base_url=self._invitation.shuffler, timeout=60.0, limits=limits, trust_env=False
+            base_url=self._invitation.shuffler, timeout=contact.TIMEOUT, limits=limits, trust_env=False
         ) as client:
             again = [parcel for parcel in used.values() if parcel.verdict is None]
+            if not again and not waiting:
+                contact.log.warning("Every token has had its turn in this run; there is nothing to do.")
             await self._all(self._deliver(client, parcel, progress) for parcel in again)
             backoff = Backoff(first=self._poll, most=2.0)
-            while waiting:
+            while waiting and set(self.verdicts) != {f"refused: {Reason.unauthorized}"}:
                 try:
                     wanted, batch = await self._open_batch(client)
-                    backoff.reset()
-                except (httpx2.HTTPError, wire.ProblemError, msgspec.DecodeError):
+                except (httpx2.HTTPError, ProblemError) as reason:
+                    self._contact.failed(reason)
                     await asyncio.sleep(backoff.wait())
                     continue
+                self._contact.answered()
+                backoff.reset()
+                if wanted is None:
+                    break
                 if wanted == 0:
                     await asyncio.sleep(self._poll)
                     continue
                 sent, waiting = waiting[:wanted], waiting[wanted:]
                 await self._answer(client, batch, sent, progress)
+            self.unused = len(waiting)
 
-    async def _open_batch(self, client: httpx2.AsyncClient) -> tuple[int, bytes]:
-        """How many reports the current batch wants, and that batch."""
+    async def _open_batch(self, client: httpx2.AsyncClient) -> tuple[int | None, bytes]:
+        """How many reports the current batch wants, None if the run is over; and that batch."""
         task = self._invitation.task.hex()
-        answer = await client.get(f"/v1/tasks/{task}/status")
-        answer.raise_for_status()
-        status = msgspec.json.decode(answer.content, type=BatchStatus)
+        status = contact.status(await client.get(f"/v1/tasks/{task}/status"))
         if status.state != State.open:
-            return 0, b""
-        answer = await client.get(f"/v1/tasks/{task}/batch")
-        answer.raise_for_status()
-        return status.users - status.accepted, answer.content
+            return None if status.state == State.finished else 0, b""
+        return status.users - status.accepted, contact.content(await client.get(f"/v1/tasks/{task}/batch"))
 
     async def _answer(
         self, client: httpx2.AsyncClient, batch: bytes, nodes: list[str], progress: Progress | None
@@ -142,12 +149,12 @@ class Fleet:
                 answer = await client.post(
                     f"/v1/tasks/{parcel.task.hex()}/reports", content=upload, headers={"content-type": wire.MEDIA_TYPE}
                 )
-                if answer.status_code == 200:
-                    (outcome,) = wire.decode(Outcomes, answer.content).outcomes
-                    break
-            except (httpx2.HTTPError, wire.ProblemError, ValueError):
-                pass  # nothing is known of it; the same bytes again
+                outcome = contact.outcome(answer)
+                break
+            except (httpx2.HTTPError, ProblemError) as reason:
+                self._contact.failed(reason)  # nothing is known of it; the same bytes again
             await asyncio.sleep(backoff.wait())
+        self._contact.answered()
         verdict = settled(outcome)
         self.verdicts[verdict] += 1
         self.uploaded_bytes += len(upload)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import logging
+import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from shufflerl.errors import StorageError
+from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import wire
 from shufflerl.network.wire import Message, ProblemError, Reason
 
@@ -25,6 +29,9 @@ from shufflerl.network.wire import Message, ProblemError, Reason
 BODY_SECONDS = 20.0
 #: Seconds a client has to send the head of a request.
 HEADER_SECONDS = 10.0
+
+#: Connections that may wait to be accepted.
+BACKLOG = 2048
 
 log = logging.getLogger("shufflerl.network")
 
@@ -66,7 +73,7 @@ async def read_body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def answers_problems(app: Starlette) -> None:
+def answers_problems(app: Starlette, role: str) -> None:
     """Turn every error into a problem: the sender's as what it is, the disk's as one to try again."""
 
     async def refused(_: Request, error: Exception) -> Response:
@@ -80,7 +87,7 @@ def answers_problems(app: Starlette) -> None:
     async def routed(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         reason = Reason.not_allowed if error.status_code == 405 else Reason.not_found
-        answer = problem(ProblemError(reason, "See /openapi.json for what there is."))
+        answer = problem(ProblemError(reason, f"This is a {role}, which has no such address; see its /openapi.json."))
         answer.headers.update(error.headers or {})
         return answer
 
@@ -146,25 +153,49 @@ def log_to_standard_error() -> None:
     log.setLevel(logging.INFO)
 
 
-def serve(app: Starlette, host: str, port: int, ready: Callable[[int], None]) -> None:
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Sockets on all addresses of a host; port 0 takes a free one."""
+    with contextlib.ExitStack() as stack:
+        try:
+            sockets, absent = [], None
+            for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                try:
+                    made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+                    sockets.append(stack.enter_context(made))
+                except OSError as reason:
+                    if reason.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                        raise
+                    absent = reason  # such as IPv6 of "localhost" where there is none: another may be there
+            if not sockets and absent is not None:
+                raise absent
+        except OSError as reason:
+            code = reason.errno or 0
+            why = os.strerror(code) if code > 0 else reason.strerror  # of names that nobody knows
+            raise InvalidInputError(
+                f"Nothing can listen at {host}:{port} ({why}); set `listen` to an address of this machine and a port "
+                "that no other process has."
+            ) from None
+        yield sockets
+
+
+def serve(app: Starlette, sockets: list[socket.socket], ready: Callable[[int], None]) -> None:
     """Serve until told to stop (SIGTERM or Ctrl-C), then finish what is under way; `ready` is told the port."""
     log_to_standard_error()
-    server(app, host, port, ready).run()
+    server(app, ready).run(sockets)
 
 
-def server(app: Starlette, host: str, port: int, ready: Callable[[int], None]) -> uvicorn.Server:
+def server(app: Starlette, ready: Callable[[int], None]) -> uvicorn.Server:
     """A server that is not running yet."""
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         http=_Patient,
         access_log=False,  # an access log would hold addresses
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=10,
         limit_concurrency=2000,
-        backlog=2048,
+        backlog=BACKLOG,
     )
 
     class Server(uvicorn.Server):

@@ -5,6 +5,9 @@
     node = Node(gymnasium.make("shufflerl/RiverSwim-v0"), invitation, Terms(Budget(1.0, 1e-5)), token, folder)
     receipt = node.participate()
 
+What keeps it from its shuffler is told by the logger `shufflerl.network.node`: on standard error, if nothing else is
+set.
+
 Before it plays it checks both signatures and computes from the announcement itself what taking part costs. Whether it
 reports, and how much it sends, depends on nothing that happened in the episode, nor on the noise it drew.
 """
@@ -17,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
-import msgspec
 
-from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError
-from shufflerl.network import wire
+from shufflerl.errors import ContractError, ShuffleRLError
+from shufflerl.network import contact, wire
 from shufflerl.network.agreement import Agreement, Terms
 from shufflerl.network.outbox import Outbox, Parcel
 from shufflerl.network.reporting import (
@@ -29,14 +31,13 @@ from shufflerl.network.reporting import (
     Invitation,
     check_environment,
     check_signatures,
+    from_hex,
     make_report,
     play,
 )
 from shufflerl.network.wire import (
-    BatchStatus,
     OpenBatch,
     Outcome,
-    Outcomes,
     ProblemError,
     Reason,
     Report,
@@ -64,10 +65,10 @@ def take_part(env: Environment, checked: Checked, terms: Terms, token: bytes, le
 def settled(outcome: Outcome) -> str:
     """The verdict to note for an outcome. A token that is spent was spent by this very report, as nodes make one."""
     if outcome.verdict in (Verdict.accepted, Verdict.duplicate):
-        return Verdict.accepted
+        return Verdict.accepted.value
     assert outcome.problem is not None
     reason = outcome.problem.type.rpartition(":")[2]
-    return Verdict.accepted if reason == Reason.replayed else f"refused: {reason}"
+    return Verdict.accepted.value if reason == Reason.replayed else f"refused: {reason}"
 
 
 class Backoff:
@@ -95,24 +96,36 @@ class Receipt:
 
 
 class Node:
-    """One user's participation in one run; its folder remembers that, so that it happens once."""
+    """One user's participation in one run; its folder remembers that, so that it happens once.
+
+    The token is a line that `shufflerl tokens` wrote, or its bytes.
+    """
 
     def __init__(
-        self, env: Environment, invitation: Invitation, terms: Terms, token: bytes, folder: Path, *, name: str = "node"
+        self,
+        env: Environment,
+        invitation: Invitation,
+        terms: Terms,
+        token: bytes | str,
+        folder: Path | str,
+        *,
+        name: str = "node",
     ) -> None:
-        if len(token) != wire.TOKEN_BYTES:
-            raise InvalidInputError(f"The token has {len(token)} bytes; expected the {wire.TOKEN_BYTES} it was issued.")
         self._env = env
         self._invitation = invitation
         self._terms = terms
-        self._token = token
+        self._token = from_hex("The token", token, wire.TOKEN_BYTES, "shufflerl tokens")
         self._name = name
-        self._outbox = Outbox(folder / "outbox.db")
-        self._ledger = Ledger("node", terms.budget, folder / "ledger.db")
-        self._client = httpx2.Client(base_url=invitation.shuffler, timeout=30.0, trust_env=False)
+        self._outbox = Outbox(Path(folder) / "outbox.db")
+        self._ledger = Ledger("node", terms.budget, Path(folder) / "ledger.db")
+        self._client = httpx2.Client(base_url=invitation.shuffler, timeout=contact.TIMEOUT, trust_env=False)
+        self._contact = contact.Contact(invitation.task, invitation.shuffler)
 
     def participate(self, *, timeout: float = 3600.0) -> Receipt:
-        """Wait for a batch with room, play, and report. Called again after a crash, it sends what it had prepared."""
+        """Wait for a batch with room, play, and report. Called again after a crash, it sends what it had prepared.
+
+        Raises `RunOverError` where the run ended without this node.
+        """
         deadline = time.monotonic() + timeout
         parcel = self._outbox.get(self._name, self._invitation.task)
         if parcel is None:
@@ -129,15 +142,23 @@ class Node:
         task = self._invitation.task.hex()
         while True:
             try:
-                status = msgspec.json.decode(self._get(f"/v1/tasks/{task}/status"), type=BatchStatus)
+                status = contact.status(self._client.get(f"/v1/tasks/{task}/status"))
+                if status.state == State.finished:
+                    raise RunOverError(
+                        f"The run is over: batch {status.batch} was its last, and this node was in none. It played and "
+                        "spent nothing."
+                    )
                 if status.state == State.open and status.accepted < status.users:
-                    batch = wire.decode(OpenBatch, self._get(f"/v1/tasks/{task}/batch"))
+                    batch = wire.decode(OpenBatch, contact.content(self._client.get(f"/v1/tasks/{task}/batch")))
+                    self._contact.answered()
                     return check_signatures(self._invitation, batch)
+                self._contact.answered()
                 trouble = f"batch {status.batch} is {status.state}"
-            except (httpx2.HTTPError, ProblemError, msgspec.DecodeError) as reason:
-                if isinstance(reason, ProblemError) and reason.reason == Reason.unauthorized:
+            except (httpx2.HTTPError, ProblemError) as reason:
+                problem = self._contact.failed(reason)
+                if problem.reason == Reason.unauthorized:
                     raise
-                trouble = str(reason)
+                trouble = problem.detail
             self._pause(backoff, deadline, f"No batch was open in time; the last was: {trouble}")
 
     def _prepare(self, checked: Checked) -> Parcel:
@@ -158,26 +179,22 @@ class Node:
                 answer = self._client.post(
                     f"/v1/tasks/{parcel.task.hex()}/reports", content=upload, headers={"content-type": wire.MEDIA_TYPE}
                 )
-                if answer.status_code == 200:
-                    (outcome,) = wire.decode(Outcomes, answer.content).outcomes
-                    verdict = settled(outcome)
-                    self._outbox.settle([(parcel.node, parcel.task, verdict)])
-                    return Receipt(parcel.batch, verdict)
-                trouble = f"the shuffler answered {answer.status_code}: {answer.text[:200]}"
-            except (httpx2.HTTPError, ProblemError, ValueError) as reason:
-                trouble = str(reason)
-            self._pause(backoff, deadline, f"The report could not be delivered in time ({trouble}); it is kept")
-
-    def _get(self, path: str) -> bytes:
-        answer = self._client.get(path)
-        if answer.status_code != 200:
-            raise ProblemError(Reason.busy, f"the shuffler answered {answer.status_code}: {answer.text[:200]}")
-        return answer.content
+                outcome = contact.outcome(answer)
+                self._contact.answered()
+                break
+            except (httpx2.HTTPError, ProblemError) as reason:
+                trouble = self._contact.failed(reason).detail
+            self._pause(backoff, deadline, f"The report was not delivered in time and is kept; the last was: {trouble}")
+        verdict = settled(outcome)
+        if outcome.problem is not None and verdict != Verdict.accepted:
+            contact.log.warning("The report for batch %d was refused: %s", parcel.batch, outcome.problem.detail)
+        self._outbox.settle([(parcel.node, parcel.task, verdict)])
+        return Receipt(parcel.batch, verdict)
 
     def _pause(self, backoff: Backoff, deadline: float, otherwise: str) -> None:
         wait = backoff.wait()
         if time.monotonic() + wait > deadline:
-            raise TimeLimitError(f"{otherwise}. Try again later.")
+            raise TimeLimitError(f"{otherwise.removesuffix('.')}. Try again later.")
         time.sleep(wait)
 
     def close(self) -> None:
@@ -189,3 +206,7 @@ class Node:
 
 class TimeLimitError(ShuffleRLError):
     """Nothing went wrong, but it did not happen in the time given."""
+
+
+class RunOverError(ShuffleRLError):
+    """The run ended without this node: it has played and spent nothing, and there is nothing to wait for."""

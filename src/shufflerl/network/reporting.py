@@ -6,23 +6,28 @@ Imports little, as fleets run it in workers.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import random
 import secrets
+import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from shufflerl import checks
 from shufflerl.checks import IntArray
 from shufflerl.counts import CountQuery, Trajectories
+from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.mdp import PolicyArray
 from shufflerl.network import crypto, masking, wire
 from shufflerl.network.agreement import Agreement, UnacceptableError, understand
 from shufflerl.network.crypto import VerifyKey
-from shufflerl.network.wire import Announcement, OpenBatch, Opening, Report, Transport
+from shufflerl.network.wire import Announcement, OpenBatch, Opening, ProblemError, Report, Transport
 from shufflerl.privacy import randomness
 from shufflerl.privacy.protocol import draw, randomize
 
@@ -41,14 +46,71 @@ class Environment(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Invitation:
-    """What a node must know beforehand, by a way it trusts: the run, where the shuffler is, and both public keys."""
+    """What a node must know beforehand, by a way it trusts: the run, where the shuffler is, and both public keys.
+
+    Task and keys may be given as the commands print them. Nothing in it is secret, and all of it must be right.
+    """
 
     task: bytes
     shuffler: str
     coordinator_key: VerifyKey
     shuffler_key: VerifyKey
+
+    def __init__(
+        self, task: bytes | str, shuffler: str, coordinator_key: VerifyKey | str, shuffler_key: VerifyKey | str
+    ) -> None:
+        keys = (coordinator_key, shuffler_key)
+        values = (
+            from_hex("The task", task, wire.TASK_BYTES, "shufflerl status"),
+            checks.web_address("shuffler", shuffler),
+            *(key if isinstance(key, VerifyKey) else VerifyKey.from_text(key) for key in keys),
+        )
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Invitation:
+        """The invitation in a file that `save` or `shufflerl invitation` wrote."""
+        try:
+            found = tomllib.loads(Path(path).read_text())
+        except (OSError, UnicodeError, tomllib.TOMLDecodeError) as reason:
+            raise InvalidInputError(
+                f"The invitation {path} cannot be read ({reason}); `shufflerl invitation` writes one."
+            ) from None
+        names = [field.name for field in fields(cls)]
+        if sorted(found) != sorted(names):
+            raise InvalidInputError(f"{path} is no invitation: it has {sorted(found)}; expected {', '.join(names)}.")
+        return cls(**found)
+
+    def save(self, path: Path | str) -> None:
+        """Write it to a file that can be handed out."""
+        lines = {
+            "task": self.task.hex(),
+            "shuffler": self.shuffler,
+            "coordinator_key": str(self.coordinator_key),
+            "shuffler_key": str(self.shuffler_key),
+        }
+        text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items())
+        try:
+            Path(path).write_text(f"# {_ABOUT_INVITATIONS}\n{text}")
+        except OSError as reason:
+            raise StorageError(f"The invitation {path} cannot be written ({reason}).") from None
+
+
+_ABOUT_INVITATIONS = "An invitation to a run of shufflerl. Nothing here is secret; take it only from whom you trust."
+
+
+def from_hex(name: str, value: bytes | str, size: int, command: str) -> bytes:
+    """So many bytes, or the text of twice as many hexadecimal digits that a command prints."""
+    try:
+        raw = bytes.fromhex(value) if isinstance(value, str) else value
+    except ValueError:
+        raw = b""
+    if not isinstance(raw, bytes) or len(raw) != size:
+        raise InvalidInputError(f"{name} is wrong; expected the {2 * size} hexadecimal digits that `{command}` gives.")
+    return raw
 
 
 @dataclass(frozen=True)
@@ -61,8 +123,11 @@ class Checked:
 
 def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
     """The batch, if coordinator and shuffler both signed it and it is of the run the node was invited to."""
-    said = invitation.coordinator_key.verify(Announcement, batch.announcement)
-    opening = invitation.shuffler_key.verify(Opening, batch.opening)
+    try:
+        said = invitation.coordinator_key.verify(Announcement, batch.announcement)
+        opening = invitation.shuffler_key.verify(Opening, batch.opening)
+    except ProblemError as problem:
+        raise ProblemError(problem.reason, f"{problem.detail} Check both keys in the invitation.") from None
     agreement = understand(batch.announcement.payload)
     if said.task != invitation.task or opening.announcement != agreement.digest:
         raise UnacceptableError(

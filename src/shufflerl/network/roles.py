@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shufflerl.errors import InvalidInputError, MissingExtraError, ShuffleRLError, StateMismatchError
+from shufflerl.network import contact, wire
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address
 from shufflerl.network.crypto import SigningKey, VerifyKey, mint, write_secret
+from shufflerl.network.wire import ProblemError, Reason, Verdict
 
 if TYPE_CHECKING:
     from shufflerl.network.fleet import Fleet
+    from shufflerl.network.reporting import Invitation
     from shufflerl.network.store import Store
 
 #: The key by which users are enrolled, in the folder of whoever does so.
@@ -43,18 +48,13 @@ def run_shuffler(config: ShufflerConfig) -> None:
 
     http.log_to_standard_error()
     folder = own_folder(config.folder, "coordinator")
-    identity = SigningKey.load(folder / "identity.pem")
-    store = _shuffler_store(config, folder)
-    shuffler = Shuffler(
-        store,
-        identity,
-        VerifyKey.from_text(config.coordinator_key),
-        _enrolment(config, folder),
-        config.limits,
-    )
-    app = ShufflerServer(shuffler, store).app
-    key = str(identity.public)
-    http.serve(app, *address(config.listen), lambda port: say(role="shuffler", port=port, key=key))
+    with http.listening(*address(config.listen)) as sockets:
+        identity, enrolment = SigningKey.load(folder / "identity.pem"), _enrolment(config, folder)
+        store = _shuffler_store(config, folder)
+        shuffler = Shuffler(store, identity, VerifyKey.from_text(config.coordinator_key), enrolment, config.limits)
+        app = ShufflerServer(shuffler, store).app
+        key = str(identity.public)
+        http.serve(app, sockets, lambda port: say(role="shuffler", port=port, key=key))
 
 
 def _enrolment(config: ShufflerConfig, folder: Path) -> VerifyKey:
@@ -91,25 +91,27 @@ def run_coordinator(config: CoordinatorConfig) -> None:
     from shufflerl.network.opening import Opener
 
     run, folder = config.run, own_folder(config.folder, "shuffler")
-    server = CoordinatorServer(
-        lambda: Coordinator(folder, run, Opener(config.workers)), config.shuffler, poll=config.poll_seconds
-    )
-    about = server.describe()
-    http.serve(
-        server.app,
-        *address(config.listen),
-        lambda port: say(role="coordinator", port=port, key=about["coordinator_key"], task=about["task"]),
-    )
+    with http.listening(*address(config.listen)) as sockets:
+        server = CoordinatorServer(
+            lambda: Coordinator(folder, run, Opener(config.workers)), config.shuffler, poll=config.poll_seconds
+        )
+        about = server.describe()
+        http.serve(
+            server.app,
+            sockets,
+            lambda port: say(role="coordinator", port=port, key=about["coordinator_key"], task=about["task"]),
+        )
 
 
 def run_nodes(config: NodeConfig) -> None:
     """Let one node per token take part, and say what became of them."""
     from shufflerl.network.fleet import Fleet
 
+    logging.basicConfig(format="shufflerl: %(message)s")
     fleet = Fleet(
         config.environment,
         config.environment_parameters,
-        config.invitation,
+        config.read_invitation(),
         config.terms,
         config.read_tokens(),
         Path(config.folder),
@@ -122,7 +124,32 @@ def run_nodes(config: NodeConfig) -> None:
         peak = peak_memory(os.getpid())
     finally:
         fleet.close()
-    say(role="node", verdicts=fleet.verdicts, uploaded_bytes=fleet.uploaded_bytes, peak_mb=peak)
+    say(
+        role="node",
+        verdicts=fleet.verdicts,
+        unused_tokens=fleet.unused,
+        uploaded_bytes=fleet.uploaded_bytes,
+        peak_mb=peak,
+    )
+    _conclude(fleet)
+
+
+def _conclude(fleet: Fleet) -> None:
+    """Tell what was refused, which is an error: its users were charged and not counted. Tokens left over are none."""
+    refused = Counter({how: count for how, count in fleet.verdicts.items() if how != Verdict.accepted})
+    if refused:
+        reasons = [(how.removeprefix("refused: "), count) for how, count in refused.most_common()]
+        titles = {str(reason): f"{ProblemError(reason, '').problem.title}: see" for reason in Reason}
+        first = reasons[0][0]
+        raise ShuffleRLError(
+            f"{refused.total():,} of {fleet.verdicts.total():,} reports were refused "
+            f"({', '.join(f'{count:,} as {reason}' for reason, count in reasons)}), {fleet.unused:,} tokens are left. "
+            f"{titles.get(first, 'See')} docs/errors/{first}.md."
+        )
+    if fleet.unused:
+        contact.log.warning(
+            "The run is over: %s tokens were not needed; their users played and spent nothing.", f"{fleet.unused:,}"
+        )
 
 
 async def _until_told(fleet: Fleet) -> None:
@@ -139,6 +166,20 @@ async def _until_told(fleet: Fleet) -> None:
         if (known := several.subgroup(ShuffleRLError)) is not None:
             raise known.exceptions[0] from None
         raise
+
+
+def try_invitation(invitation: Invitation) -> None:
+    """See that the shuffler offers a batch of this run, signed by both keys: any other is refused by every node."""
+    import httpx2
+
+    from shufflerl.network.reporting import check_signatures
+
+    path = f"{invitation.shuffler}/v1/tasks/{invitation.task.hex()}/batch"
+    try:
+        answer = httpx2.get(path, timeout=contact.TIMEOUT, trust_env=False)
+        check_signatures(invitation, wire.decode(wire.OpenBatch, contact.content(answer)))
+    except httpx2.HTTPError as reason:
+        raise contact.explained(reason, invitation.shuffler) from None
 
 
 def mint_tokens(folder: Path, count: int, path: Path) -> None:

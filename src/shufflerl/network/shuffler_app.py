@@ -73,14 +73,17 @@ class ShufflerServer:
         ]
         app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._tick, self._store.close))
         app.state.watching = self._watching
-        http.answers_problems(app)
+        http.answers_problems(app, "shuffler")
         return app
 
     async def _tick(self) -> None:
         """Release full batches at once and look after overdue ones; disk trouble is tried again."""
         trouble: str | None = None
         while True:
-            await self._owner.run(self._shuffler.advance)
+            try:
+                await self._owner.run(self._shuffler.advance)
+            except Exception:  # `trouble` tells it; a shuffler that has stopped mixing in silence would be worse
+                http.log.exception("a look at the batches failed")
             if self._shuffler.trouble != trouble:
                 trouble = self._shuffler.trouble
                 http.event("trouble" if trouble else "trouble over", detail=trouble)
@@ -151,7 +154,7 @@ class ShufflerServer:
 
     async def _scrub(self, request: Request) -> Response:
         status = await self._owner.run(self._shuffler.scrub, await _signed(request))
-        http.event("scrubbed", batch=status.batch)
+        http.event(status.state, batch=status.batch)
         return http.as_json(status)
 
     # Operators.
