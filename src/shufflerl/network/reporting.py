@@ -31,7 +31,7 @@ from shufflerl.network.wire import Announcement, OpenBatch, Opening, ProblemErro
 from shufflerl.privacy import randomness
 from shufflerl.privacy.protocol import draw, randomize
 
-log = logging.getLogger("shufflerl.node")
+log = logging.getLogger("shufflerl.network.node")
 
 
 class Environment(Protocol):
