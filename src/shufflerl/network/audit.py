@@ -124,7 +124,7 @@ class _Run:
         key, identity, self._enrolment = self.coordinator.identity.public, _new_identity(), _new_identity()
         limits = Limits(min_batch_size=users, most_messages=all_that_comes)
         self._shuffler = Shuffler(self._store, identity, key, self._enrolment.public, limits)
-        self._invitation = Invitation(self.coordinator.task, "", key, identity.public)
+        self._invitation = Invitation(self.coordinator.task, "http://unused", key, identity.public)
         self._terms = Terms(budget, min_batch_size=users, most_messages=all_that_comes)
 
     @property
