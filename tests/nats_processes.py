@@ -19,13 +19,13 @@ import msgspec
 
 from shufflerl.network import wire
 from shufflerl.network.crypto import SigningKey
-from shufflerl.network.demo import Role
 from shufflerl.network.reporting import Invitation, check_signatures, seal_report
 from shufflerl.network.wire import Action, BatchStatus, OpenBatch, Outcomes, State, Upload
 from tests.nats_cluster import Cluster
 from tests.network_processes import Processes, until
 from tests.network_world import World
 from tests.ports import free_port
+from tests.warm import WarmRole
 
 
 class Balancer:
@@ -103,7 +103,7 @@ class FrontEnds(Processes):
         place = self.folder / name
         common = ("--folder", str(place), "--listen", f"127.0.0.1:{self.ports[name]}", "--store", self._servers)
         key = ("--coordinator-key", str(self.keys["coordinator"]), "--min-batch-size", "1")
-        self.roles[name] = Role("shuffler", place, *common, *key, environment={"SHUFFLERL_CRASH_AT": crash_at})
+        self.roles[name] = WarmRole("shuffler", place, *common, *key, environment={"SHUFFLERL_CRASH_AT": crash_at})
         return True
 
     def start_all(self) -> None:

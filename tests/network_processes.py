@@ -20,10 +20,10 @@ from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import LostWorkersError
 from shufflerl.network import crypto, wire
 from shufflerl.network.crypto import SigningKey
-from shufflerl.network.demo import Role
 from shufflerl.network.reporting import Invitation, check_signatures, play, randomize_episode, seal_report
 from shufflerl.network.wire import BatchStatus, OpenBatch, Outcome, Outcomes, Report, State, Upload, Verdict
 from tests.ports import free_port
+from tests.warm import WarmRole
 
 MDP = riverswim(np.random.default_rng(0), n_states=2, horizon=2)
 #: The run of most tests: small batches of a tiny problem. With this much epsilon few noise tags are needed.
@@ -57,7 +57,7 @@ class Processes:
     ) -> None:
         self.folder = folder
         self.ports = {"shuffler": free_port(), "coordinator": free_port()}
-        self.roles: dict[str, Role] = {}
+        self.roles: dict[str, WarmRole] = {}
         self.keys = {name: SigningKey.load(folder / name / "identity.pem").public for name in self.ports}
         self.enrolment = SigningKey.load(folder / "shuffler" / "enrolment.pem")
         (folder / "run.toml").write_text(RUN.format(episodes=episodes, transport=transport))
@@ -74,7 +74,7 @@ class Processes:
             "coordinator": (str(self.folder / "run.toml"), "--shuffler", self.at("shuffler")),
         }[name]
         extra = self._shuffler_options if name == "shuffler" else ()
-        self.roles[name] = Role(
+        self.roles[name] = WarmRole(
             name, self.folder, *arguments, *common, *extra, environment={"SHUFFLERL_CRASH_AT": crash_at}
         )
         return self.heard(name, crash_at)

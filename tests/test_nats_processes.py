@@ -47,7 +47,9 @@ def _die_at(system: FrontEnds, labels: list[str]) -> None:
     crowd: Crowd | None = None
     for label in [*labels, ""]:
         for name in system.fronts:
-            system.start(name, label)
+            system.begin(name, label)
+        for name in system.fronts:
+            system.heard(name, label)
         if crowd is None:
             crowd = Crowd(system, bytes.fromhex(system.start("coordinator")["task"]))
         if label:
