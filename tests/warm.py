@@ -50,7 +50,8 @@ class _Process:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
-    poll = returncode.fget
+    def poll(self) -> int | None:
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
