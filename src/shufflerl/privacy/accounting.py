@@ -24,7 +24,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from scipy import optimize, special
+import scipy  # its parts are loaded when they are first used, which most processes never do
 
 from shufflerl.checks import FloatArray, real, whole
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
@@ -260,7 +260,7 @@ def calibrate(budget: Budget, changed: int, participations: int = 1) -> PoissonN
         low, high, step = high, high + step, 2 * step
     while excess(low) <= 0:
         low, high, step = low - step, low, 2 * step
-    log_mean = optimize.brentq(excess, low, high, xtol=_CALIBRATION_TOLERANCE / 2)
+    log_mean = scipy.optimize.brentq(excess, low, high, xtol=_CALIBRATION_TOLERANCE / 2)
     while excess(log_mean) > 0:
         log_mean += _CALIBRATION_TOLERANCE / 2
     return PoissonNoise(math.exp(log_mean))
@@ -292,7 +292,7 @@ def calibrate_unary(budget: Budget) -> float:
 
     Where any would do (delta of one half and more) or the least is too small a number, the smallest there is.
     """
-    flip = max(sys.float_info.min, (1 - 2 * budget.delta) * float(special.expit(-budget.epsilon)))
+    flip = max(sys.float_info.min, (1 - 2 * budget.delta) * float(scipy.special.expit(-budget.epsilon)))
     while _UnaryLoss(flip).delta(budget.epsilon) > budget.delta:
         flip *= 1 + 1e-15
     if flip >= 0.5:
@@ -452,7 +452,7 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
     if near < -1:
         # No digits are lost: delta is above 0.6. Of the two terms one is below 1, the other, as far > 1 and phi is
         # small where the exponent is large, below 0.2, each right to less than the error of the Mills ratio.
-        return float(special.ndtr(-near)) - density * _mills(far) + 2 * _MILLS_ERROR
+        return float(scipy.special.ndtr(-near)) - density * _mills(far) + 2 * _MILLS_ERROR
     difference = _mills(near) * (1 + _MILLS_ERROR) - _mills(far) * (1 - _MILLS_ERROR)
     trapezoid = mu * (_slope(near) + _slope(far)) / 2
     return math.nextafter(density * min(difference, trapezoid) * (1 + 4 * _ULP), math.inf)  # eight roundings above
@@ -460,7 +460,7 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
 
 def _mills(t: float) -> float:
     """M(t) = (1 - Phi(t)) / phi(t)."""
-    return math.sqrt(math.pi / 2) * float(special.erfcx(t / math.sqrt(2)))
+    return math.sqrt(math.pi / 2) * float(scipy.special.erfcx(t / math.sqrt(2)))
 
 
 def _slope(t: float) -> float:
@@ -486,7 +486,7 @@ def _gaussian_mu(budget: Budget) -> float:
 
 def _root(excess: Callable[[float], float], low: float, high: float) -> float:
     """The point of [low, high] at which the falling `excess` is zero, up to rounding."""
-    return float(optimize.brentq(excess, low, high, xtol=1e-300, rtol=1e-14))
+    return float(scipy.optimize.brentq(excess, low, high, xtol=1e-300, rtol=1e-14))
 
 
 def _float_above(exact: Fraction) -> float:

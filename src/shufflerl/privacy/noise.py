@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import scipy  # its parts are loaded when they are first used, which most processes never do
 from numpy.typing import ArrayLike
-from scipy import special
 
 from shufflerl.checks import FloatArray, real, whole
 
@@ -137,7 +137,7 @@ class PoissonNoise:
         if self.variance > _WIDE:
             below, above = _wide_tails(counts, self.mean - shape, None)
         else:
-            below, above = special.gammaincc(shape, self.mean), special.gammainc(shape, self.mean)
+            below, above = scipy.special.gammaincc(shape, self.mean), scipy.special.gammainc(shape, self.mean)
         return _outside(counts, math.inf, below, above)
 
 
@@ -190,8 +190,8 @@ class BinomialNoise:
         if self.variance > _WIDE:
             below, above = _wide_tails(inside, self.mean + self.probability - shape, others)
         else:
-            below = special.betaincc(shape, others, self.probability)
-            above = special.betainc(shape, others, self.probability)
+            below = scipy.special.betaincc(shape, others, self.probability)
+            above = scipy.special.betainc(shape, others, self.probability)
         return _outside(counts, self.trials, below, above)
 
 
@@ -212,11 +212,11 @@ class GaussianNoise:
 
     def bound(self, failure: float) -> float:
         """The t with P(|noise| > t) = failure."""
-        return float(-self.sd * special.ndtri(real("failure", failure, above=0, below=1) / 2))
+        return float(-self.sd * scipy.special.ndtri(real("failure", failure, above=0, below=1) / 2))
 
     def cdf(self, values: ArrayLike) -> FloatArray:
         """P(noise <= value), for every value."""
-        return np.asarray(special.ndtr(np.asarray(values, dtype=np.float64) / self.sd))
+        return np.asarray(scipy.special.ndtr(np.asarray(values, dtype=np.float64) / self.sd))
 
     def repeated(self, times: int) -> GaussianNoise:
         """Variances add."""
@@ -345,8 +345,8 @@ def _wide_tails(counts: FloatArray, distances: FloatArray, others: FloatArray | 
     safe = np.where(flat, 1.0, root)
     difference = np.where(flat, -skew / (3 * scale), scale / np.where(flat, 1.0, distances) - 1 / safe)
     correction = np.exp(-deviance) / math.sqrt(2 * math.pi) * difference
-    below = np.clip(special.ndtr(-root) + correction, 0.0, 1.0)
-    above = np.clip(special.ndtr(root) - correction, 0.0, 1.0)
+    below = np.clip(scipy.special.ndtr(-root) + correction, 0.0, 1.0)
+    above = np.clip(scipy.special.ndtr(root) - correction, 0.0, 1.0)
     return below, above
 
 
