@@ -97,7 +97,7 @@ def test_a_fleet_sends_nothing_where_its_terms_are_not_met(
     """
     if attempt:
         place.abort()
-        place.world.announce(0, attempt)
+        place.announce(0, attempt)
     monkeypatch.setattr(module, "compose", lambda *_: pytest.fail("it must not play"))
     with fleet(place, [place.world.mint() for _ in range(2)], terms=terms) as nodes:
         with pytest.raises(UnacceptableError):

@@ -40,8 +40,8 @@ ENV = TabularEnv(riverswim(np.random.default_rng(0), n_states=2, horizon=2))
 class Place:
     """A shuffler on loopback with one open batch of two users, and nodes with folders of their own."""
 
-    def __init__(self, folder: Path, port: int, world: World) -> None:
-        self.folder, self.world = folder, world
+    def __init__(self, folder: Path, port: int, world: World, server: ShufflerServer) -> None:
+        self.folder, self.world, self._server = folder, world, server
         self.invitation = replace(world.invitation, shuffler=f"http://127.0.0.1:{port}")
         self.tokens: dict[str, bytes] = {}
 
@@ -54,10 +54,14 @@ class Place:
     def accepted(self) -> int:
         return self.world.shuffler.accepted
 
+    def announce(self, *arguments: Any, **changes: Any) -> None:
+        """As the coordinator does; in the server's own thread, as a shuffler is not for two at once."""
+        self._server._owner.submit(self.world.announce, *arguments, **changes).result()
+
     def abort(self) -> None:
         """The open batch comes to nothing."""
         (batch,) = self.world.store.unfinished()
-        self.world.store.abort(batch.id)
+        self._server._owner.submit(self.world.store.abort, batch.id).result()
 
 
 def releases(ledger: Path) -> list[str]:
@@ -70,8 +74,9 @@ def releases(ledger: Path) -> list[str]:
 def place(tmp_path: Path) -> Iterator[Place]:
     world = World(users=2, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=40.0)
     world.announce()
-    with serving(ShufflerServer(world.shuffler, world.store).app) as port:
-        yield Place(tmp_path, port, world)
+    server = ShufflerServer(world.shuffler, world.store)
+    with serving(server.app) as port:
+        yield Place(tmp_path, port, world, server)
 
 
 def test_a_node_takes_part_once(place: Place) -> None:
@@ -108,7 +113,7 @@ def test_another_run_composes_against_the_same_budget(place: Place) -> None:
         node = place.node(f"{factor}", **options)
         node._prepare(place.world.checked())
         place.world.task = bytes(reversed(place.world.task))
-        place.world.announce()
+        place.announce()
         second = place.world.checked()
         with contextlib.nullcontext() if fits else pytest.raises(BudgetExceededError):
             node._prepare(second)
@@ -197,7 +202,7 @@ def test_a_node_refuses_a_second_attempt_that_does_not_meet_its_terms(
     changes: list[dict[str, Any]] = [{"users": 1}, {"noise_mean": 10.0}]
     for attempt, change in enumerate(changes, 1):
         place.abort()
-        place.world.announce(0, attempt, **change)
+        place.announce(0, attempt, **change)
         node = place.node(f"{attempt}")
         with pytest.raises(UnacceptableError, match="does not take part"):
             node.participate(timeout=5)
