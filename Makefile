@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install chromium run demo test test-ray bench docs clean
+.PHONY: install chromium run demo test test-ray mutants bench docs clean
 
 install: .venv/.installed
 
@@ -34,6 +34,11 @@ test: install chromium
 test-ray: install
 	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --editable '.[dev,ray]'
 	$(BIN)/pytest -k ray tests/test_sweep.py tests/test_reproduce.py
+
+# Small faults, one at a time, and whether a test notices; for an evening, and no part of `make test`. Taken up where it
+# stopped; make mutants ARGS='--most 50 --files privacy/noise.py' tries some.
+mutants: install
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 # The site needs nothing from outside: serve the folder, or open site/index.html, where only search is missing. (--quiet would hide from --strict what it
 # must see.)

@@ -1,0 +1,369 @@
+"""Mutants: one small change at a time to what privacy rests on, to see whether a test notices (`make mutants`).
+
+A script of our own, because a run must fit an evening on two cores: it draws a sample (of thousands), runs only the
+tests of the file that was changed, nearest first, and can be stopped and taken up again. mutmut and cosmic-ray run
+everything for each mutant, keep their state in a cache of their own, and change messages as often as arithmetic.
+
+Changed are operators, comparisons, conditions, numbers, `min`, `max`, `any`, `all`, roundings and whole statements;
+never texts, types, or what is raised. Everything happens in a copy of the tree. Mutants that survive and were judged
+are listed in `tests/mutants.md`; one that survives and is not there is reported, and the run fails.
+
+    python -m tests.mutants --most 100 --files privacy/noise.py privatizers
+    python -m tests.mutants --survivors     # try those again that survived last time
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import dp_accounting.pld.pld_pmf
+import numba
+import pytest
+import scipy.optimize
+import scipy.stats
+
+ROOT = Path(__file__).parent.parent
+JUDGED = Path(__file__).with_name("mutants.md")
+RESULTS = ROOT / "out" / "mutants.jsonl"
+
+_FORK = multiprocessing.get_context("fork")
+_IMPORTED = (dp_accounting.pld.pld_pmf, numba, scipy.optimize, scipy.stats)
+
+#: Each file and its tests: those of the first group must let a mutant live before those of the next are run.
+TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "privacy/accounting.py": (("accounting",), ("ledger", "certificate", "privatizer_budgets")),
+    "privacy/audit.py": (("audit",), ("network_audit",)),
+    "privacy/certificate.py": (("certificate",), ("privatizers", "privatizer_budgets")),
+    "privacy/ledger.py": (("ledger",), ("privatizers",)),
+    "privacy/noise.py": (("noise",), ("accounting", "privatizer_budgets")),
+    "privacy/protocol.py": (("protocol",), ("audit",)),
+    "privacy/randomness.py": (("randomness",), ("protocol",)),
+    "privacy/sizing.py": (("certificate",), ("cli",)),
+    "privatizers/__init__.py": (("privatizers",),),
+    "privatizers/base.py": (("privatizer_budgets", "privatizers"),),
+    "privatizers/central.py": (("privatizer_budgets", "privatizers"),),
+    "privatizers/local.py": (("privatizer_budgets", "privatizers"),),
+    "privatizers/none.py": (("privatizers",),),
+    "privatizers/shuffle.py": (("privatizer_budgets", "privatizers"),),
+    "network/agreement.py": (("network_agreement", "lengths"), ("node", "fleet", "coordinator", "summing")),
+    "network/composing.py": (("masking", "node"), ("summing", "lengths", "network_audit")),
+    "network/coordinator.py": (("coordinator",), ("summing", "summing_simulation", "network_http")),
+    "network/fleet.py": (("fleet",), ("network_processes",)),
+    "network/masking.py": (("masking",), ("unmasking", "summing")),
+    "network/mixing.py": (("mixing",), ("shuffler",)),
+    "network/node.py": (("node",), ("network_processes",)),
+    "network/opening.py": (("unmasking", "coordinator"), ("summing",)),
+    "network/reporting.py": (("node", "coordinator"), ("summing", "lengths", "network_audit")),
+    "network/shuffler.py": (("shuffler",), ("shuffler_simulation", "summing", "lengths")),
+}
+
+_ARITHMETIC = {
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "/"),
+    ast.Mod: ("%", "*"),
+    ast.Pow: ("**", "*"),
+    ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+    ast.BitXor: ("^", "&"),
+}
+_COMPARISONS = {
+    ast.Lt: ("<", ("<=", ">=")),
+    ast.LtE: ("<=", ("<", ">")),
+    ast.Gt: (">", (">=", "<=")),
+    ast.GtE: (">=", (">", "<")),
+    ast.Eq: ("==", ("!=",)),
+    ast.NotEq: ("!=", ("==",)),
+    ast.Is: ("is", ("is not",)),
+    ast.IsNot: ("is not", ("is",)),
+    ast.In: ("in", ("not in",)),
+    ast.NotIn: ("not in", ("in",)),
+}
+_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "ceil": "floor", "floor": "ceil"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A file with some bytes replaced, and how that reads."""
+
+    file: str
+    line: int
+    start: int
+    end: int
+    new: bytes
+    text: str
+
+    def of(self, source: bytes) -> bytes:
+        """The changed source."""
+        return source[: self.start] + self.new + source[self.end :]
+
+    def key(self, source: bytes) -> str:
+        """What tells it from others, as long as the file stays as it is."""
+        return hashlib.sha256(source + repr((self.file, self.start, self.end, self.new)).encode()).hexdigest()[:16]
+
+
+class _Finder(ast.NodeVisitor):
+    """All mutants of a file."""
+
+    def __init__(self, file: str, source: bytes) -> None:
+        self.file, self.source = file, source
+        self.starts = [0]
+        for line in source.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+        self.names: list[str] = []
+        self.found: list[Mutant] = []
+        self.visit(ast.parse(source))
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        place: ast.expr = node  # type: ignore[assignment]
+        assert place.end_lineno is not None
+        assert place.end_col_offset is not None
+        first, last = self.starts[place.lineno - 1], self.starts[place.end_lineno - 1]
+        return first + place.col_offset, last + place.end_col_offset
+
+    def _add(self, start: int, end: int, new: str) -> None:
+        """Replace bytes; it reads as the lines in which they are, before and after."""
+        first = self.source.rfind(b"\n", 0, start) + 1
+        last = (self.source + b"\n").index(b"\n", end)
+        old = self.source[first:last]
+        shown = (
+            " ".join(piece.decode().split())
+            for piece in (old, self.source[first:start] + new.encode() + self.source[end:last])
+        )
+        text = f"`{self.file}` `{'.'.join(self.names) or 'module'}`: `{'` → `'.join(shown)}`"
+        self.found.append(Mutant(self.file, self.source.count(b"\n", 0, start) + 1, start, end, new.encode(), text))
+
+    def _between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> None:
+        """Replace an operator between its operands."""
+        start, end = self._span(left)[1], self._span(right)[0]
+        places = [m.start() for m in re.finditer(rf"(?<!\w){re.escape(old)}(?!\w)", self.source[start:end].decode())]
+        if len(places) == 1:
+            self._add(start + places[0], start + places[0] + len(old), new)
+
+    def _named(self, node: ast.FunctionDef | ast.ClassDef) -> None:
+        self.names.append(node.name)
+        if isinstance(node, ast.FunctionDef):
+            for default in (*node.args.defaults, *node.args.kw_defaults):
+                if default is not None:
+                    self.visit(default)
+        for statement in node.body:
+            self.visit(statement)
+        self.names.pop()
+
+    visit_FunctionDef = visit_ClassDef = visit_AsyncFunctionDef = _named  # type: ignore[assignment]
+
+    def _skipped(self, node: ast.AST) -> None:
+        """Texts and assertions for the type checker."""
+
+    visit_JoinedStr = visit_Assert = visit_Import = visit_ImportFrom = _skipped
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        self._add(*self._span(node), "pass")
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._add(*self._span(node), "pass")
+        self.visit(node.value)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Call | ast.Yield):
+            if isinstance(node.value, ast.Call):
+                self._add(*self._span(node), "pass")
+            self.generic_visit(node)
+
+    def _tested(self, node: ast.If | ast.While | ast.IfExp) -> None:
+        if "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node.test, ast.Name | ast.Call | ast.Attribute):
+            start, end = self._span(node.test)
+            self._add(start, end, f"not ({self.source[start:end].decode()})")
+        self.generic_visit(node)
+
+    visit_If = visit_While = visit_IfExp = _tested
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        of_text = isinstance(node.left, ast.JoinedStr) or (
+            isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+        )
+        if type(node.op) in _ARITHMETIC and not of_text:
+            self._between(node.left, node.right, *_ARITHMETIC[type(node.op)])
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        operands = [node.left, *node.comparators]
+        for operator, left, right in zip(node.ops, operands[:-1], operands[1:], strict=True):
+            old, others = _COMPARISONS[type(operator)]
+            for new in others:
+                self._between(left, right, old, new)
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+        for left, right in zip(node.values[:-1], node.values[1:], strict=True):
+            self._between(left, right, old, new)
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not | ast.USub):
+            self._add(self._span(node)[0], self._span(node.operand)[0], "")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        value = node.value
+        if isinstance(value, bool):
+            self._add(*self._span(node), repr(not value))
+        elif isinstance(value, int):
+            self._add(*self._span(node), repr(value + 1))
+        elif isinstance(value, float):
+            self._add(*self._span(node), repr(2 * value if value else 1.0))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        if name in _NAMES:
+            end = self._span(node.func)[1]
+            self._add(end - len(name), end, _NAMES[name])
+        if name == "isinstance":
+            self.visit(node.args[0])
+        elif name != "warn":
+            self.generic_visit(node)
+
+
+def mutants_of(file: str) -> Iterator[tuple[str, Mutant]]:
+    """Every mutant of a file that is still Python, by its key."""
+    source = (ROOT / "src/shufflerl" / file).read_bytes()
+    for mutant in _Finder(file, source).found:
+        try:
+            compile(mutant.of(source), file, "exec")
+        except SyntaxError:
+            continue
+        yield mutant.key(source), mutant
+
+
+class Copy:
+    """A copy of the tree in which one file at a time is changed."""
+
+    def __init__(self, folder: Path) -> None:
+        unneeded = shutil.ignore_patterns(".*", "out", "site", "dist")
+        self.folder = Path(shutil.copytree(ROOT, folder / "tree", ignore=unneeded))
+        self.limits: dict[tuple[str, ...], float] = {}
+
+    def fails(self, tests: tuple[str, ...], limit: float | None = None) -> bool:
+        """Whether some test notices, be it by never ending."""
+        process = _FORK.Process(target=self._test, args=(tests,))
+        process.start()
+        process.join(limit)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        return process.exitcode != 0
+
+    def _test(self, tests: tuple[str, ...]) -> None:
+        """In a process of its own that has all imported but what is tested: that is most of the time a test takes."""
+        os.setsid()
+        os.chdir(self.folder)
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        os.environ |= {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True
+        sys.path[:0] = [str(self.folder / "src"), str(self.folder)]
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "shufflerl")]:
+            del sys.modules[name]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0"]
+        os._exit(pytest.main([*options, *(f"tests/test_{name}.py" for name in tests)]))
+
+    def kills(self, mutant: Mutant) -> bool:
+        """Whether some test of the file notices this change."""
+        changed = self.folder / "src/shufflerl" / mutant.file
+        source = changed.read_bytes()
+        try:
+            for tests in TESTS[mutant.file]:
+                limit = self._limit(tests)
+                changed.write_bytes(mutant.of(source))
+                if self.fails(tests, limit):
+                    return True
+                changed.write_bytes(source)
+        finally:
+            changed.write_bytes(source)
+        return False
+
+    def _limit(self, tests: tuple[str, ...]) -> float:
+        """Five times as long as it takes unchanged, which must pass, and a minute for a busy machine."""
+        if tests not in self.limits:
+            start = time.monotonic()
+            if self.fails(tests):
+                sys.exit(f"The tests {', '.join(tests)} fail without any mutant; mend them first.")
+            self.limits[tests] = 60 + 5 * (time.monotonic() - start)
+        return self.limits[tests]
+
+
+def main() -> None:
+    """Try a sample of mutants, and tell of those that live."""
+    parser = argparse.ArgumentParser(description="See which small faults no test notices.")
+    parser.add_argument("--files", nargs="*", default=[""], help="beginnings of paths below src/shufflerl; all if none")
+    parser.add_argument("--most", type=int, default=200, help="how many mutants to draw")
+    parser.add_argument("--seed", type=int, default=0, help="which ones")
+    parser.add_argument("--survivors", action="store_true", help="only those that survived before")
+    asked = parser.parse_args()
+
+    files = [file for file in TESTS if file.startswith(tuple(asked.files))]
+    everything = {key: mutant for file in files for key, mutant in mutants_of(file)}
+    RESULTS.parent.mkdir(exist_ok=True)
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    killed: dict[str, bool] = {said["key"]: said["killed"] for said in map(json.loads, lines)}
+    if asked.survivors:
+        chosen = [key for key in everything if killed.get(key) is False]
+    else:
+        chosen = random.Random(asked.seed).sample(list(everything), min(asked.most, len(everything)))
+    chosen.sort(key=list(everything).index)
+    print(f"{len(chosen)} of {len(everything):,} mutants of {len(files)} files", flush=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, RESULTS.open("a") as results:
+        copy = Copy(Path(folder))
+        for number, key in enumerate(chosen, 1):
+            mutant = everything[key]
+            if key not in killed or asked.survivors:
+                killed[key] = copy.kills(mutant)
+                results.write(json.dumps({"key": key, "killed": killed[key], "text": mutant.text}) + "\n")
+                results.flush()
+                print(
+                    f"{number:4} {'killed  ' if killed[key] else 'SURVIVED'} line {mutant.line} {mutant.text}",
+                    flush=True,
+                )
+    _report([everything[key] for key in chosen if not killed[key]], len(chosen))
+
+
+def _report(survivors: list[Mutant], tried: int) -> None:
+    judged = JUDGED.read_text()
+    new = [mutant for mutant in survivors if mutant.text not in judged]
+    print(f"\n{tried - len(survivors)} of {tried} killed; {len(survivors)} survived, {len(new)} of them not judged yet")
+    for file, count in sorted(Counter(mutant.file for mutant in survivors).items()):
+        print(f"  {file}: {count}")
+    for mutant in new:
+        print(f"- {mutant.text} (line {mutant.line})")
+    sys.exit(1 if new else 0)
+
+
+if __name__ == "__main__":
+    main()
