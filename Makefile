@@ -1,7 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install chromium run demo test test-ray mutants bench docs clean
+# A file of tests is one worker's, so that what its tests share is made once; files with slow tests begin first.
+PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+
+.PHONY: install chromium run demo lint check test test-ray mutants bench docs clean
 
 install: .venv/.installed
 
@@ -24,11 +27,16 @@ run: install
 demo: install
 	$(BIN)/shufflerl demo $(ARGS)
 
-test: install chromium
+lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto
+
+check: lint
+	$(PYTEST) -m 'not slow'
+
+test: chromium lint
+	$(PYTEST)
 
 # Ray is an extra of its own and large, so these tests are skipped elsewhere.
 test-ray: install

@@ -1,4 +1,4 @@
-"""Fixtures that several files of tests share: a NATS cluster, and front ends on it."""
+"""How tests are spread over workers, and fixtures that several files share: a NATS cluster, and front ends on it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,20 @@ from tests.nats_fronts import Front
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors, as many tests wait for processes of theirs."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that none of them is left for the end, when other workers have nothing to do."""
+    for item in items:
+        if {"cluster", "chromium"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="module")

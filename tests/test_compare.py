@@ -137,6 +137,7 @@ def test_the_smallest_p_possible_is_reached_when_the_best_wins_every_seed() -> N
         assert group.rows[1].adjusted == pytest.approx(group.least_p) == 3 * 2 / 2**seeds
 
 
+@pytest.mark.slow
 def test_a_claim_against_the_best_is_false_as_rarely_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four equal learners: in at most 5% of sweeps any of them is told apart from the best.
 
@@ -158,6 +159,7 @@ def test_a_claim_against_the_best_is_false_as_rarely_as_it_says(monkeypatch: pyt
     assert naive > 20 > wrong
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_mean_about_as_often_as_they_say() -> None:
     """Of 300 intervals from 20 normal runs about 93% hold the truth (95% but for the bootstrap's own error)."""
     rng = np.random.default_rng(3)

@@ -148,6 +148,7 @@ def test_every_batch_has_a_key_of_its_own(tmp_path: Path) -> None:
     coordinator.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [RUN, ASKING_LESS], ids=["sdp-pe", "optimistic"])
 def test_the_simulated_learner_takes_the_same_decisions_on_the_same_releases(tmp_path: Path, run: Run) -> None:
     users = CountPopulation(MDP, 3)

@@ -170,6 +170,7 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
         system.stop()
 
 
+@pytest.mark.slow
 def test_the_commands_run_outside_of_containers(outside: Outside) -> None:
     here = str(Path(sys.executable).parent)
     broker = shutil.which("nats-server", path=here) or shutil.which("nats-server")

@@ -10,6 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from shufflerl import cli, errors
 from shufflerl.network import agreement, coordinator, node, wire
 
@@ -19,6 +21,7 @@ DOCS = ROOT / "docs"
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "image": "href"}
 
 
+@pytest.mark.slow
 def test_the_site(tmp_path: Path) -> None:
     """One test, as building the site takes long."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

@@ -200,6 +200,7 @@ def _record_and_die(path: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)  # between the record and the release
 
 
+@pytest.mark.slow
 def test_the_record_stands_after_a_crash_before_the_release(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     crashed = multiprocessing.get_context("spawn").Process(target=_record_and_die, args=(path,))
@@ -490,6 +491,7 @@ def _record_what_fits(path: Path, who: int, together: Barrier) -> None:
                 return
 
 
+@pytest.mark.slow
 def test_processes_together_do_not_overspend(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     spawn = multiprocessing.get_context("spawn")

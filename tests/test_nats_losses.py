@@ -21,7 +21,7 @@ from tests.nats_cluster import MISSING, Cluster, server_binary
 from tests.nats_fronts import Front, state_of
 from tests.network_processes import until
 
-pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(server_binary() is None, reason=MISSING)]
 
 
 def test_an_acknowledgement_that_was_lost(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,7 @@ def _read(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.slow
 def test_ten_thousand_reports_at_once(tmp_path: Path) -> None:
     users = 10_000
     world = World(users=users, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=1e-9)
@@ -393,6 +394,7 @@ def as_message_pack(ctx: Any, value: Any) -> bytes:
         return repr(value).encode(errors="replace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["shuffler", "coordinator"])
 def test_fuzzing_finds_no_server_error(role: str, tmp_path: Path) -> None:
     """Requests made from the description, good and bad; whatever comes back is no 5xx of ours."""

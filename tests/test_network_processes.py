@@ -26,6 +26,8 @@ from shufflerl.network.wire import Signed, Upload
 from tests.network_processes import Crowd, Processes, processes, until
 from tests.test_network_store import left_of
 
+pytestmark = pytest.mark.slow
+
 RECORDING = Path(__file__).with_name("recording")
 
 

@@ -13,6 +13,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 from shufflerl import __version__
@@ -20,6 +21,7 @@ from shufflerl import __version__
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_the_distributions(tmp_path: Path) -> None:
     """One test, as building and installing take long."""
     wheel, source = _built(tmp_path)

@@ -29,6 +29,7 @@ def _chi_square(observed: list[int], expected: list[float]) -> float:
     return float(stats.chisquare(seen[keep], want[keep] * seen[keep].sum() / want[keep].sum()).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("population", [CountPopulation, TrajectoryPopulation])
 def test_the_joint_law_of_all_counts_is_that_of_independent_users(population: type[CountPopulation]) -> None:
     """Two users, a mixture, every possible count vector with its exact probability by enumeration."""

@@ -185,8 +185,8 @@ class Schedules(RuleBasedStateMachine):
             assert self.world.shuffler.status(self.world.task).accepted == self.world.users
 
 
-TestSchedules = pytest.mark.filterwarnings("default::hypothesis.errors.NonInteractiveExampleWarning")(
-    Schedules.TestCase
+TestSchedules = pytest.mark.slow(
+    pytest.mark.filterwarnings("default::hypothesis.errors.NonInteractiveExampleWarning")(Schedules.TestCase)
 )
 TestSchedules.settings = settings(
     max_examples=1000, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)

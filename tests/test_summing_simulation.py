@@ -71,6 +71,7 @@ class Trial:
             self.orders.add(tuple(self.world.seeds()))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(schedule=st.lists(events, max_size=12))
 def test_one_order_one_exclusion_one_sum(schedule: list[tuple[str, Any]]) -> None:

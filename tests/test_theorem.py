@@ -21,7 +21,7 @@ from shufflerl.mdp import MDP
 from shufflerl.population import CountPopulation
 from tests.examples import all_policies, random_mdp
 
-pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")]
 
 # RiverSwim's 24 cells have 18 that can be reached; 4 policies tie for the optimum, 2^6 ways each to act elsewhere.
 ONLY_OPTIMA = 2 + 6

@@ -48,6 +48,7 @@ def covered(env: str, name: str, epsilon: float | None) -> tuple[FloatArray, Boo
     return played, inside > 0, width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("optimistic", 0.95), ("sdp-pe", 0.8)])
 @pytest.mark.parametrize(("env", "epsilon"), [("riverswim", 1.0), ("random", 3.0), ("spectrum", None)])
 def test_intervals_hold_the_truth(name: str, least: float, env: str, epsilon: float | None) -> None:

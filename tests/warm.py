@@ -23,7 +23,7 @@ _FORKS.set_forkserver_preload(
     [
         "dp_accounting.pld.privacy_loss_distribution",
         "pytest",  # what pytest started as, and each forked process imports again
-        "shufflerl.kernels.optimism",
+        "shufflerl.learners.optimistic",
         "shufflerl.learners.sdp_pe",
         "shufflerl.network.coordinator_app",
         "shufflerl.network.nats_store",

@@ -5,6 +5,7 @@ Statistical tests have fixed seeds and would fail by chance, over all seeds, wit
 
 from __future__ import annotations
 
+from functools import cache
 from unittest import mock
 
 import numpy as np
@@ -33,6 +34,18 @@ def learner(batches_observed: int = 0) -> Learner:
     return fixture
 
 
+@cache
+def _played(index: int) -> Counts:
+    batch = full_batch(MDP_, USERS, random_mixture(MDP_, 2, 1), index)
+    return Counts(batch, CountPopulation(MDP_, 5).play(batch).values)
+
+
+@cache
+def _released(suite: type[PrivatizerContract], count: int) -> list[Release]:
+    privatizer = suite().make(seed=3)
+    return [privatizer.release(_played(index)) for index in range(count)]
+
+
 class PrivatizerContract:
     """The suite. A privatizer whose noise depends on the counts says so and is held to its bounds."""
 
@@ -43,13 +56,10 @@ class PrivatizerContract:
         raise NotImplementedError
 
     def _counts(self, index: int = 0) -> Counts:
-        batch = full_batch(MDP_, USERS, random_mixture(MDP_, 2, 1), index)
-        return Counts(batch, CountPopulation(MDP_, 5).play(batch).values)
+        return _played(index)
 
     def _releases(self, count: int) -> tuple[list[Release], IntArray]:
-        privatizer, truth = self.make(seed=3), self._counts()
-        releases = [privatizer.release(self._counts(index)) for index in range(count)]
-        return releases, truth.values
+        return _released(type(self), count), self._counts().values  # type: ignore[arg-type]  # types can be hashed
 
     def _errors(self, count: int) -> tuple[list[Release], FloatArray]:
         releases, truth = self._releases(count)
