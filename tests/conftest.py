@@ -18,8 +18,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors, as many tests wait for processes of theirs."""
-    return (os.cpu_count() or 1) + 1
+    """Two more than there are processors, as many tests wait for processes of theirs."""
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

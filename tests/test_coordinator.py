@@ -26,7 +26,7 @@ from shufflerl.network.wire import Action, ProblemError, Reason
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.noise import PoissonNoise
-from tests.network_world import crash_at
+from tests.network_world import crash_at, pretend_to_seal
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 
@@ -150,7 +150,10 @@ def test_every_batch_has_a_key_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [RUN, ASKING_LESS], ids=["sdp-pe", "optimistic"])
-def test_the_simulated_learner_takes_the_same_decisions_on_the_same_releases(tmp_path: Path, run: Run) -> None:
+def test_the_simulated_learner_takes_the_same_decisions_on_the_same_releases(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_to_seal(monkeypatch)  # what is sealed how is not what is tested
     users = CountPopulation(MDP, 3)
     coordinator = Coordinator(tmp_path, run)
     while coordinator.pending is not None:

@@ -33,7 +33,7 @@ from shufflerl.network.shuffler_app import ShufflerServer
 from shufflerl.network.store import SQLiteStore
 from shufflerl.network.wire import BatchStatus, OpenBatch, Outcomes, ProblemDetail, Signed, State, Upload, Verdict
 from tests.network_processes import until
-from tests.network_world import World
+from tests.network_world import World, pretend_to_seal
 from tests.test_coordinator import RUN
 from tests.test_network_store import fill
 
@@ -234,7 +234,8 @@ def _read(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.slow
-def test_ten_thousand_reports_at_once(tmp_path: Path) -> None:
+def test_ten_thousand_reports_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_to_seal(monkeypatch)  # what is stored and mixed is tested, not how it is sealed
     users = 10_000
     world = World(users=users, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=1e-9)
     world.announce()
