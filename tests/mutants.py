@@ -44,7 +44,7 @@ RESULTS = ROOT / "out" / "mutants.jsonl"
 _FORK = multiprocessing.get_context("fork")
 _IMPORTED = (dp_accounting.pld.pld_pmf, numba, scipy.optimize, scipy.stats)
 
-#: Each file and its tests: those of the first group must let a mutant live before those of the next are run.
+#: Each file and its tests, beside its own examples: the first must let a mutant live before the next are run.
 TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/accounting.py": (("accounting",), ("ledger", "certificate")),
     "privacy/audit.py": (("audit",), ("network_audit",)),
@@ -292,14 +292,15 @@ class Copy:
         for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "shufflerl")]:
             del sys.modules[name]
         options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0"]
-        os._exit(pytest.main([*options, *(f"tests/test_{name}.py" for name in tests)]))
+        os._exit(pytest.main([*options, *tests]))
 
     def kills(self, mutant: Mutant) -> bool:
         """Whether some test of the file notices this change."""
         changed = self.folder / "src/shufflerl" / mutant.file
         source = changed.read_bytes()
         try:
-            for tests in TESTS[mutant.file]:
+            for names in TESTS[mutant.file]:
+                tests = (f"src/shufflerl/{mutant.file}", *(f"tests/test_{name}.py" for name in names))
                 limit = self._limit(tests)
                 changed.write_bytes(mutant.of(source))
                 if self.fails(tests, limit):

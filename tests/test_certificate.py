@@ -64,6 +64,14 @@ def test_no_certificate_prints_less_than_it_costs(epsilon: float) -> None:
     assert float(claim[1]) >= certificate.delta
 
 
+def test_a_budget_is_told_where_there_is_one() -> None:
+    assert "  budget       epsilon 1\n" in str(_certificate("shuffle"))
+    alone = certificate_of(400.0, 1e-5, horizon=6, gamma=1.0, participations=2)
+    assert "  budget  " not in str(alone)
+    assert "  takes part   2 times\n" in str(alone)
+    assert "  takes part   1 time\n" in str(_certificate("shuffle"))
+
+
 def test_models_of_trust_name_whom_they_trust() -> None:
     assert "honest shuffler" in _certificate("shuffle").assumptions
     assert "trusted server" in _certificate("central").assumptions
