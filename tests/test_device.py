@@ -43,7 +43,6 @@ RUN = Run(
     Budget(1.0, 1e-5),
     0,
     {"batches": 1, "first": USERS},
-    honest_fraction=0.9,
     transport="sums",
 )
 
@@ -139,8 +138,8 @@ def test_an_invitation_is_the_same_in_texts_bytes_and_a_file(tmp_path: Path) -> 
     ],
 )
 def test_what_is_no_invitation(change: dict[str, object], text: str) -> None:
-    values: dict[str, object] = {"task": "00" * 16, "shuffler": "http://x", "coordinator_key": "00" * 32}
-    values |= {"shuffler_key": "00" * 32} | change
+    values: dict[str, object] = {"task": "00" * 16, "shuffler": "http://x", "coordinator_key": "11" * 32}
+    values |= {"shuffler_key": "22" * 32} | change
     with pytest.raises(InvalidInputError, match=text):
         Invitation(**values)  # type: ignore[arg-type]
 
@@ -153,7 +152,7 @@ def test_what_is_no_file_of_an_invitation(tmp_path: Path, text: str) -> None:
 
 
 def test_what_is_no_token(tmp_path: Path) -> None:
-    invitation = Invitation("00" * 16, "http://x", "00" * 32, "00" * 32)
+    invitation = Invitation("00" * 16, "http://x", "11" * 32, "22" * 32)
     for token in ("", "zz" * wire.TOKEN_BYTES, "00" * (wire.TOKEN_BYTES - 1), b"0" * (wire.TOKEN_BYTES + 1)):
         with pytest.raises(InvalidInputError, match="The token is wrong; expected"):
             Node(ENV, invitation, Terms(RUN.budget), token, tmp_path)

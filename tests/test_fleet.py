@@ -86,15 +86,18 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize(("number", "attempt"), [(0, 0), (0, 1), (1, 0)])
 @pytest.mark.parametrize("terms", OTHER_TERMS, ids=str)
 def test_a_fleet_sends_nothing_where_its_terms_are_not_met(
-    place: Place, terms: Terms, attempt: int, monkeypatch: pytest.MonkeyPatch
+    place: Place, terms: Terms, number: int, attempt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too little noise, too little of honest users, too few users, too long reports: it charges, plays and sends none.
 
-    An attempt that comes to nothing changes nothing of that.
+    An attempt that comes to nothing changes nothing of that, nor does a batch that came before.
     """
+    if number:
+        place.fill(number - 1)
+        place.announce(number, 0)
     if attempt:
         place.abort()
         place.announce(0, attempt)
@@ -104,7 +107,7 @@ def test_a_fleet_sends_nothing_where_its_terms_are_not_met(
             asyncio.run(asyncio.wait_for(nodes.run(), 30))
         assert nodes._ledger.releases == []
         assert nodes._outbox.of_run(place.world.task) == []
-    assert place.accepted == 0
+    assert place.accepted == (place.world.users if number else 0)
 
 
 @pytest.mark.usefixtures("here")
@@ -179,7 +182,7 @@ def test_refused_reports_are_told_and_a_failure(place: Place, call: Call) -> Non
 
 def test_nodes_say_that_they_wait_and_end_in_order_when_told_to(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("00" * wire.TOKEN_BYTES)
-    pinned = ("--task", "00" * 16, "--coordinator-key", "00" * 32, "--shuffler-key", "00" * 32, "--epsilon", "1")
+    pinned = ("--task", "00" * 16, "--coordinator-key", "11" * 32, "--shuffler-key", "22" * 32, "--epsilon", "1")
     where = ("--folder", str(tmp_path / "nodes"), "--tokens", str(tmp_path / "tokens"))
     nodes = subprocess.Popen(
         [sys.executable, "-m", "shufflerl", "node", *pinned, *where, "--shuffler", "http://127.0.0.1:9"],

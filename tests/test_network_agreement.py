@@ -16,11 +16,12 @@ from scipy import stats
 from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.network import agreement, wire
+from shufflerl.network import agreement, node, wire
 from shufflerl.network.agreement import UnacceptableError, noise_for, understand
 from shufflerl.network.reporting import check_signatures, randomize_episode, within_support
 from shufflerl.network.wire import OpenBatch, ProblemError, Reason, Signed, Transport
 from shufflerl.privacy.accounting import Budget, calibrate
+from shufflerl.privacy.noise import PoissonNoise
 from tests.examples import full_batch, random_mdp, random_mixture
 from tests.network_world import QUERY, World, meaning_of, new_identity, open_batch, terms
 
@@ -180,6 +181,37 @@ def test_one_kind_of_message_cannot_pass_for_another() -> None:
     signed = world.coordinator.sign(world.announcement())
     with pytest.raises(ProblemError, match="not signed by"):
         world.coordinator.public.verify(wire.Command, signed)
+
+
+@pytest.mark.parametrize(("number", "attempt"), [(0, 0), (0, 1), (3, 0), (7, 2)])
+@pytest.mark.parametrize("transport", list(Transport))
+def test_every_attempt_at_every_batch_has_the_noise_that_was_announced(
+    number: int, attempt: int, transport: Transport
+) -> None:
+    """The noise tags of 200 reports are Poisson in all; outside six deviations with probability 2e-9."""
+    world = World(users=4, noise_mean=40.0, transport=transport)
+    meaning = understand(wire.encode(world.announcement(number, attempt)))
+    episode = Trajectories([[0, 1]], [[0, 1]], [[0, 1]])
+    drawn = sum(len(randomize_episode(meaning, episode)) - 3 for _ in range(200))
+    expected = 200 * 24 * 40.0 / 4
+    assert abs(drawn - expected) < 6 * np.sqrt(expected)
+
+
+@given(
+    honest=st.floats(0.2, 1.0),
+    noise_mean=st.floats(5.0, 500.0),
+    excludable=st.integers(0, 3),
+)
+def test_what_a_node_charges_is_the_noise_of_those_it_relies_on(
+    honest: float, noise_mean: float, excludable: int
+) -> None:
+    """Less honest users, less noise, a higher charge: by hand."""
+    world = World(users=20, noise_mean=noise_mean, transport=Transport.sums, excludable=excludable)
+    meaning = meaning_of(world)
+    charged = node.charge(terms(honest_fraction=honest), meaning)
+    assert charged.changed == 2 * 3
+    assert charged.noise == PoissonNoise(charged.noise.variance)
+    assert charged.noise.variance == pytest.approx(noise_mean * (honest - excludable / 20))
 
 
 def test_the_cap_on_messages_cannot_be_announced() -> None:

@@ -31,7 +31,8 @@ def test_the_examples_are_settings() -> None:
     run.make_learner()
     node = read(NodeConfig, EXAMPLES / "node.toml")
     assert node.terms.budget == run.budget
-    assert Invitation.load(EXAMPLES / str(node.invitation)).task == bytes(16)
+    with pytest.raises(InvalidInputError, match="an example's zeros are to be replaced"):
+        Invitation.load(EXAMPLES / str(node.invitation))
 
 
 def test_every_setting_is_in_an_example_with_its_default_or_a_choice() -> None:
@@ -83,8 +84,8 @@ def test_wrong_values_are_told(tmp_path: Path) -> None:
 
 
 def test_a_node_is_invited_by_a_file_or_setting_by_setting(tmp_path: Path) -> None:
-    path, key = str(tmp_path / "invitation.toml"), "00" * 32
-    texts: dict[str, Any] = {"task": "00" * 16, "coordinator_key": key, "shuffler_key": key}
+    path, key = str(tmp_path / "invitation.toml"), "11" * 32
+    texts: dict[str, Any] = {"task": "00" * 16, "coordinator_key": key, "shuffler_key": "22" * 32}
     one_by_one = NodeConfig(epsilon=1.0, **texts).read_invitation()
     assert one_by_one.shuffler == "http://127.0.0.1:8742"
     one_by_one.save(path)
@@ -121,7 +122,7 @@ def test_a_role_without_its_settings_says_so(call: Call) -> None:
 
 
 def test_what_does_not_start_says_why_before_anything_is_made(tmp_path: Path, call: Call) -> None:
-    where, key = ("--folder", str(tmp_path / "role")), "00" * 32
+    where, key = ("--folder", str(tmp_path / "role")), "11" * 32
     run = ("coordinator", "--environment", "riverswim", "--episodes", "100", "--epsilon", "1")
     nodes = ("node", "--epsilon", "1", "--task", "00" * 16, "--coordinator-key", key, "--shuffler-key", key)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -140,7 +141,7 @@ def test_what_does_not_start_says_why_before_anything_is_made(tmp_path: Path, ca
 def test_a_folder_without_its_identity_is_refused(tmp_path: Path, call: Call, name: str) -> None:
     (tmp_path / f"{name}.db").touch()
     options = {
-        "shuffler": ("--coordinator-key", "00" * 32),
+        "shuffler": ("--coordinator-key", "11" * 32),
         "coordinator": ("--environment", "riverswim", "--episodes", "100", "--epsilon", "1"),
     }[name]
     for command in ((name, *options, "--folder", str(tmp_path), "--listen", "127.0.0.1:0"), ("keys", str(tmp_path))):
@@ -152,7 +153,7 @@ def test_a_shuffler_whose_enrolment_key_is_lost_is_not_given_another(tmp_path: P
     """Every token that is out would be worthless, without a word."""
     SigningKey.load(tmp_path / "identity.pem")
     (tmp_path / "shuffler.db").touch()
-    shuffler = ("shuffler", "--coordinator-key", "00" * 32, "--folder", str(tmp_path), "--listen", "127.0.0.1:0")
+    shuffler = ("shuffler", "--coordinator-key", "11" * 32, "--folder", str(tmp_path), "--listen", "127.0.0.1:0")
     for command in (shuffler, ("keys", "--enrolment", str(tmp_path))):
         assert "has shuffler.db but no enrolment.pem" in str(call(*command)[0])
 
@@ -234,7 +235,7 @@ def test_an_address_where_no_coordinator_is(call: Call) -> None:
     thread.start()
     at = f"http://127.0.0.1:{server.server_port}"
     try:
-        for command in (("status",), ("policy",), ("invitation", "unwritten", "--shuffler-key", "00" * 32)):
+        for command in (("status",), ("policy",), ("invitation", "unwritten", "--shuffler-key", "22" * 32)):
             for answer in Elsewhere.answers:
                 Elsewhere.answer = answer
                 code = str(call(*command, "--at", at)[0])
@@ -287,7 +288,7 @@ def test_a_role_does_not_move_in_with_another(tmp_path: Path, call: Call) -> Non
     for name in ("shuffler", "coordinator"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.db").touch()
-    shuffler = ("shuffler", "--folder", str(tmp_path / "coordinator"), "--coordinator-key", "00" * 32)
+    shuffler = ("shuffler", "--folder", str(tmp_path / "coordinator"), "--coordinator-key", "11" * 32)
     run = ("--environment", "riverswim", "--episodes", "100", "--epsilon", "1")
     assert "folder of a coordinator" in str(call(*shuffler)[0])
     assert "folder of a shuffler" in str(call("coordinator", "--folder", str(tmp_path / "shuffler"), *run)[0])

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ class Place:
     def announce(self, *arguments: Any, **changes: Any) -> None:
         """As the coordinator does; in the server's own thread, as a shuffler is not for two at once."""
         self._server._owner.submit(self.world.announce, *arguments, **changes).result()
+
+    def fill(self, number: int) -> None:
+        """Others fill the open batch, and its release is scrubbed."""
+        submit = self._server._owner.submit
+        reports = [self.world.report() for _ in range(self.world.users)]
+        submit(partial(self.world.upload, *reports, number=number)).result()
+        submit(self.world.shuffler.advance).result()
+        submit(self.world.scrub, number).result()
 
     def abort(self) -> None:
         """The open batch comes to nothing."""
@@ -212,20 +221,30 @@ def test_a_node_refuses_a_second_attempt_that_does_not_meet_its_terms(
 
 
 def test_a_node_is_charged_before_it_plays(place: Place) -> None:
-    """Who looks while it plays finds the charge on disk; a node that dies there has had its turn."""
+    """Who looks while it plays finds the charge on disk."""
     charged: list[list[str]] = []
 
-    class Deadly(Short):
+    class Watched(Short):
         def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
             charged.append(releases(place.folder / "a" / "ledger.db"))
-            raise Crash
+            return super().step(action)
 
+    node = place.node("a", env=Watched())
+    node.participate()
+    node.close()
+    assert charged == [[f"run {place.world.task.hex()}"]]
+
+
+def test_a_node_that_dies_while_it_plays_has_had_its_turn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: Any) -> None:
+        raise Crash
+
+    monkeypatch.setattr(module, "play", die)
     for attempt in range(2):
-        node = place.node("a", env=Deadly())
+        node = place.node("a")
         with pytest.raises(ContractError if attempt else Crash):
             node.participate()
         node.close()
-    assert charged == [[f"run {place.world.task.hex()}"]]
     assert place.accepted == 0
 
 
@@ -332,12 +351,12 @@ class Odd(Short):
         self.first, self.then = first, then
 
     def reset(self, **_: Any) -> Any:
-        if isinstance(self.first, Exception):
+        if isinstance(self.first, BaseException):
             raise self.first
         return self.first, {}
 
     def step(self, action: int) -> Any:
-        if isinstance(self.then, Exception):
+        if isinstance(self.then, BaseException):
             raise self.then
         return self.then
 
@@ -356,6 +375,9 @@ ODD = {
     "step leads nowhere": Odd(0, (None, 0.0, False, False, {})),
     "no reward": Odd(0, (0, None, False, False, {})),
     "reward in words": Odd(0, (0, "much", False, False, {})),
+    "step ends the program": Odd(0, SystemExit(3)),
+    "step is interrupted": Odd(0, KeyboardInterrupt()),
+    "reset closes a generator": Odd(GeneratorExit(), None),
 }
 
 

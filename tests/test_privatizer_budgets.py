@@ -34,6 +34,7 @@ CASES = [
     Case(20_000, 0.1),
     Case(20_000, 8.0),
     Case(20_000, 1.0, ("part",)),
+    Case(1000, 1.0, ("most",)),
 ]
 TWICE = [Case(1000, 1.0, ("all", "all", "all")), Case(1, 2.0, ("part", "part"))]
 MIXED = [Case(1000, 1.0, ("part", "all"))]

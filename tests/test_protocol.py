@@ -316,3 +316,14 @@ def test_there_is_no_integer_message() -> None:
     pairs = np.stack(np.unique(report, return_counts=True), axis=1)
     with pytest.raises(InvalidInputError, match="row of integers"):
         analyze(agreed, pairs, 1)
+
+
+@pytest.mark.parametrize("states", [2, 8, 20])
+def test_noise_does_not_depend_on_how_many_counters_there_are(states: int) -> None:
+    """Of up to 3,680 counters: tags in all are Poisson, outside six deviations with probability 2e-9."""
+    query = CountQuery.everything(Problem(3, states, 4, 1))
+    agreed = Protocol(query, 5, PoissonNoise(20.0))
+    episode = Trajectories(*np.zeros((3, 1, 3), dtype=np.int64))
+    drawn = sum(len(randomize(agreed, episode)) - query.touched_counters for _ in range(5))
+    expected = query.size * 20.0
+    assert abs(drawn - expected) < 6 * np.sqrt(expected)

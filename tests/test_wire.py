@@ -18,6 +18,7 @@ from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import crypto, masking, wire
 from shufflerl.network.agreement import understand
 from shufflerl.network.crypto import SigningKey, UnsealError, VerifyKey
+from shufflerl.network.reporting import check_signatures
 from shufflerl.network.wire import (
     Announcement,
     Command,
@@ -29,6 +30,7 @@ from shufflerl.network.wire import (
     Signed,
     Upload,
 )
+from tests.network_world import World
 
 PAGE = (Path(__file__).parent.parent / "docs" / "wire.md").read_text()
 VECTORS: dict[str, Any] = json.loads(PAGE.partition("```json\n")[2].partition("```")[0])
@@ -205,6 +207,32 @@ def test_tokens() -> None:
     assert not crypto.enrolled(one.public, token[:-1])
     for place in (0, wire.NONCE_BYTES, wire.TOKEN_BYTES - 1):
         assert not crypto.enrolled(one.public, token[:place] + bytes([token[place] ^ 1]) + token[place + 1 :])
+
+
+@pytest.mark.parametrize("first", [0, 1, 0xEC, 0xED, 0xEE])
+@pytest.mark.parametrize("sign", [0, 0x80])
+def test_keys_that_everybody_can_sign_for_are_refused(first: int, sign: int) -> None:
+    """Points of small order: of zeros, as in our examples, one forged signature in a few verifies."""
+    middle, last = (0xFF, 0x7F) if first > 1 else (0, 0)
+    text = bytes([first, *[middle] * 30, last | sign]).hex()
+    with pytest.raises(InvalidInputError, match="everybody can sign"):
+        VerifyKey.from_text(text)
+
+
+@pytest.mark.parametrize("whose", ["tag", "envelope"])
+def test_a_key_that_nothing_can_be_sealed_to_is_refused_before_anybody_is_charged(whose: str) -> None:
+    world = World(users=3)
+    if whose == "tag":
+        world.announce(tag_key=bytes(32))
+    else:
+        world.announce()
+    batch = world.shuffler.current(world.task)
+    if whose == "envelope":
+        opening = wire.decode(Opening, batch.opening.payload)
+        changed = msgspec.structs.replace(opening, envelope_key=bytes(32))
+        batch = msgspec.structs.replace(batch, opening=world.identity.sign(changed))
+    with pytest.raises(ProblemError, match="Nothing can be sealed"):
+        check_signatures(world.invitation, batch)
 
 
 def test_a_second_signature_of_a_token_is_the_same_token() -> None:

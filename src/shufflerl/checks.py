@@ -78,6 +78,7 @@ def web_address(name: str, value: Any) -> str:
     try:
         parts = urlsplit(value)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = good and not (parts.username or parts.password or parts.query or parts.fragment)
     except (AttributeError, ValueError):  # of other types, and of ports that are no numbers
         good = False
     if not good or any(character.isspace() for character in value):

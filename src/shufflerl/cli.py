@@ -263,7 +263,7 @@ def audit(
     users: Annotated[int, typer.Option(help="Users of a batch.")] = 4,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the system as it runs and report the privacy loss that can be shown; fails if that exceeds the claim."""
+    """Attack the system's own code and report the privacy loss that can be shown; fails if that exceeds the claim."""
     from shufflerl.privacy.accounting import Budget
     from shufflerl.privacy.audit import InMemory
     from shufflerl.privacy.audit import audit as attack

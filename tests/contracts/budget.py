@@ -58,7 +58,11 @@ class Case:
         return self.asks if len(set(self.asks)) > 1 else self.asks[:1] * BATCHES
 
     def query(self, ask: str) -> CountQuery:
-        steps: dict[str, tuple[Sequence[int], Sequence[int]]] = {"all": ((0, 1), (0, 1, 2)), "part": ((1,), ())}
+        steps: dict[str, tuple[Sequence[int], Sequence[int]]] = {
+            "all": ((0, 1), (0, 1, 2)),
+            "most": ((0,), (0, 2)),
+            "part": ((1,), ()),
+        }
         return CountQuery(self.problem, *steps[ask])
 
     def learner(self, *, running_sums: bool) -> Learner:
@@ -68,7 +72,7 @@ class Case:
 
 
 #: With a pencil: for each family and step that is asked for, a replaced user leaves one counter and enters another.
-CHANGED = {"all": 2 * (2 + 3), "part": 2 * 1}
+CHANGED = {"all": 2 * (2 + 3), "most": 2 * (1 + 2), "part": 2 * 1}
 
 #: Makes a privatizer for a case, by a seed.
 Make = Callable[[Case, int], BudgetedPrivatizer]

@@ -151,7 +151,7 @@ def understand(payload: bytes) -> Agreement:
     said = wire.decode(Announcement, payload)
     try:
         return _understood(said, payload)
-    except (InvalidInputError, ValueError, OverflowError) as reason:
+    except (InvalidInputError, ValueError, ArithmeticError) as reason:
         raise ProblemError(
             Reason.malformed, f"The announcement of batch {said.batch} makes no sense: {reason}"
         ) from None
@@ -186,7 +186,9 @@ def _understood(said: Announcement, payload: bytes) -> Agreement:
             f"Each of its {said.users:,} users would draw about {float(noise):,.0f} noise tags; expected at most "
             f"{_MOST_NOISE:,}. Ask more users at once, or allow a larger epsilon."
         )
-    return Agreement(said, crypto.digest(payload), batch, protocol)
+    agreement = Agreement(said, crypto.digest(payload), batch, protocol)
+    _ = agreement.envelope_bytes  # of noise that is too small a number there is no length
+    return agreement
 
 
 def noise_for(budget: Budget, query: CountQuery, honest_fraction: float, excludable: float = 0.0) -> PoissonNoise:

@@ -87,11 +87,37 @@ def public_box_key(raw: bytes) -> X25519PublicKey:
     return X25519PublicKey.from_public_bytes(raw)
 
 
+def check_box_key(raw: bytes) -> None:
+    """Refuse a key that nothing can be sealed to, such as zeros."""
+    try:
+        new_box_key().exchange(public_box_key(raw))
+    except ValueError:
+        raise ProblemError(Reason.malformed, f"Nothing can be sealed to the key {raw.hex()}.") from None
+
+
+# Ed25519's points of order 1, 2, 4 and 8, each by its bytes and those that stand for it as well, the sign left out.
+_SMALL_ORDER = {
+    bytes(32),
+    b"\1" + bytes(31),
+    *(bytes([last]) + b"\xff" * 30 + b"\x7f" for last in (0xEC, 0xED, 0xEE)),
+    bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),
+    bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"),
+}
+
+
 @dataclass(frozen=True)
 class VerifyKey:
     """The public half of an identity, pinned by those who rely on it; written as 64 hexadecimal digits."""
 
     raw: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse points of small order: whoever likes can sign for such a key, zeros among them."""
+        if len(self.raw) == 32 and self.raw[:31] + bytes([self.raw[31] & 0x7F]) in _SMALL_ORDER:
+            raise InvalidInputError(
+                f"{self} is no public key that protects anything: everybody can sign for it. Expected what `shufflerl "
+                "keys` prints; an example's zeros are to be replaced."
+            )
 
     @classmethod
     def from_text(cls, text: str) -> VerifyKey:

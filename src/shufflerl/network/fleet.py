@@ -61,7 +61,7 @@ class Fleet:
         self._settled = GroupCommit(self._settle)
         self._poll = poll
         self._contact = contact.Contact(invitation.task, invitation.shuffler)
-        self.unused = 0
+        self.unused, self.over = 0, False
         self.verdicts: Counter[str] = Counter()
         self.uploaded_bytes = 0
 
@@ -80,6 +80,7 @@ class Fleet:
                 contact.log.warning("Every token has had its turn in this run; there is nothing to do.")
             await self._all(self._deliver(client, parcel, progress) for parcel in again)
             backoff = Backoff(first=self._poll, most=2.0)
+            self.unused = len(waiting)
             while waiting and set(self.verdicts) != {f"refused: {Reason.unauthorized}"}:
                 try:
                     wanted, batch = await self._open_batch(client)
@@ -90,13 +91,14 @@ class Fleet:
                 self._contact.answered()
                 backoff.reset()
                 if wanted is None:
+                    self.over = True
                     break
                 if wanted == 0:
                     await asyncio.sleep(self._poll)
                     continue
                 sent, waiting = waiting[:wanted], waiting[wanted:]
+                self.unused = len(waiting)
                 await self._answer(client, batch, sent, progress)
-            self.unused = len(waiting)
 
     async def _open_batch(self, client: httpx2.AsyncClient) -> tuple[int | None, bytes]:
         """How many reports the current batch wants, None if the run is over; and that batch."""

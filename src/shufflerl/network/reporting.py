@@ -69,6 +69,11 @@ class Invitation:
         )
         for field, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, field.name, value)
+        if self.coordinator_key == self.shuffler_key:
+            raise InvalidInputError(
+                "Coordinator and shuffler have the same key in this invitation: one role would see who sent what. "
+                "Expected two keys, of two operators."
+            )
 
     @classmethod
     def load(cls, path: Path | str) -> Invitation:
@@ -128,6 +133,8 @@ def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
         opening = invitation.shuffler_key.verify(Opening, batch.opening)
     except ProblemError as problem:
         raise ProblemError(problem.reason, f"{problem.detail} Check both keys in the invitation.") from None
+    for key in (said.tag_key, opening.envelope_key):
+        crypto.check_box_key(key)
     agreement = understand(batch.announcement.payload)
     if said.task != invitation.task or opening.announcement != agreement.digest:
         raise UnacceptableError(
@@ -162,7 +169,7 @@ def play(env: Environment, agreement: Agreement) -> Trajectories:
     policy: PolicyArray = mixture.policies[drawn]
     try:
         return _episode(env, agreement.protocol.query, policy)
-    except Exception:  # whatever an environment raises
+    except BaseException:  # whatever an environment raises, and if it asks the program to end
         log.warning("The episode failed; one that never leaves the first state is reported instead.", exc_info=True)
     still = np.zeros((1, len(policy)), dtype=np.int64)
     return Trajectories(still, policy[None, :, 0].astype(np.int64), still)

@@ -146,7 +146,7 @@ def _conclude(fleet: Fleet) -> None:
             f"({', '.join(f'{count:,} as {reason}' for reason, count in reasons)}), {fleet.unused:,} tokens are left. "
             f"{titles.get(first, 'See')} docs/errors/{first}.md."
         )
-    if fleet.unused:
+    if fleet.over:
         contact.log.warning(
             "The run is over: %s tokens were not needed; their users played and spent nothing.", f"{fleet.unused:,}"
         )
@@ -199,7 +199,7 @@ def peak_memory(process: int) -> float | None:
     Libraries are mapped from their files into all of them and are in memory once: they are counted for one.
     """
     kilobytes = 0
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, KeyError):  # a process that has just ended has no sizes
         workers = Path(f"/proc/{process}/task/{process}/children").read_text().split()
         for one in (str(process), *workers):
             lines = (line.split() for line in Path(f"/proc/{one}/status").read_text().splitlines())

@@ -45,6 +45,9 @@ from shufflerl.network.wire import (
     Verdict,
 )
 
+#: Seconds after an upload that could not be stored until another may be tried.
+FORGIVING = 30.0
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -83,6 +86,7 @@ class Shuffler:
         self.release_seconds: list[float] = []  # of each batch released here, from its seal
         self._sealed: dict[BatchId, float] = {}  # when each was seen to be
         self._unstored: str | None = None  # why reports cannot be stored
+        self._unstored_at = 0.0
         self._unreleased: str | None = None  # why batches do not advance
         self._store = store
         self._identity = identity
@@ -96,7 +100,10 @@ class Shuffler:
 
     @property
     def trouble(self) -> str | None:
-        """Why the shuffler cannot do its work; None while it can. Uploads in trouble are so until one is stored."""
+        """Why the shuffler cannot do its work; None while it can.
+
+        Uploads in trouble are so until one is stored, or for a while: who is sent nothing could not find out.
+        """
         return self._unstored or self._unreleased
 
     # What the coordinator asks.
@@ -264,7 +271,7 @@ class Shuffler:
         try:
             reasons = self._store.add(id, reports)
         except StorageError as reason:
-            self._unstored = str(reason)
+            self._unstored, self._unstored_at = str(reason), self._clock()
             raise
         self._unstored = None
         return reasons
@@ -299,6 +306,8 @@ class Shuffler:
 
         Trouble with the disk is told by `trouble` and tried again at the next call.
         """
+        if self._unstored is not None and self._clock() - self._unstored_at > FORGIVING:
+            self._unstored = None
         try:
             if self._unerased:
                 self._store.erase()
