@@ -68,6 +68,7 @@ def test_a_budget_is_told_where_there_is_one() -> None:
     assert "  budget       epsilon 1\n" in str(_certificate("shuffle"))
     alone = certificate_of(400.0, 1e-5, horizon=6, gamma=1.0, participations=2)
     assert "  budget  " not in str(alone)
+    assert alone.changed_counters == 2 * 22
     assert "  takes part   2 times\n" in str(alone)
     assert "  takes part   1 time\n" in str(_certificate("shuffle"))
 
@@ -100,6 +101,11 @@ def test_a_given_noise_is_certified_for_what_it_is() -> None:
     twice = certificate_of(sized["lambda"], 1e-5, horizon=6, gamma=1.0, participations=2)
     assert weaker.epsilon == pytest.approx(twice.epsilon, rel=0.02)  # half the noise or twice the exposure
     assert weaker.epsilon > 1.35
+
+
+def test_one_user_alone_is_a_batch() -> None:
+    sized = size_up(1.0, 1e-5, horizon=6, states=4, actions=2, users=1, gamma=1.0)
+    assert sized["messages_per_user"] == pytest.approx(11 + 256 * sized["lambda"])
 
 
 def test_sizes_for_a_paper_sized_problem() -> None:

@@ -248,10 +248,10 @@ def test_the_analyzer_refuses_what_is_no_tag(tags: IntArray, said: str) -> None:
         analyze(Protocol(QUERY, USERS, PoissonNoise(1.0)), tags, USERS)
 
 
-@pytest.mark.parametrize("reports", [0, -1, 1.5])
+@pytest.mark.parametrize("reports", [0, -1, 1.5, True])
 def test_the_analyzer_refuses_a_senseless_number_of_reports(reports: int) -> None:
     with pytest.raises(InvalidInputError, match="reports"):
-        analyze(Protocol(QUERY, USERS, PoissonNoise(1.0)), [0], reports)
+        analyze(Protocol(QUERY, USERS, PoissonNoise(1.0), 0.1), [0], reports)
 
 
 @pytest.mark.parametrize(

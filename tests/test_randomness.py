@@ -89,13 +89,14 @@ def test_a_permutation_is_one(size: int) -> None:
 
 def test_a_permutation_is_drawn_again_when_keys_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ties would be broken by the sort, in favour of the order in which the messages came."""
-    keys = iter([[7, 7, 1], [3, 2, 1]])
+    keys = iter([[7, 7, 1], [3, 2, 1], [5, 5], [2, 1]])
 
     def urandom(size: int) -> bytes:
         return np.array(next(keys), dtype=np.uint64).tobytes()
 
     monkeypatch.setattr(os, "urandom", urandom)
     assert randomness.permutation(3).tolist() == [2, 1, 0]
+    assert randomness.permutation(2).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("probability", [Fraction(1, 1000), Fraction(1, 3), Fraction(0.46), Fraction(999, 1000)])
