@@ -4,7 +4,7 @@ BIN := .venv/bin
 # A file of tests is one worker's, so that what its tests share is made once; files with slow tests begin first.
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install chromium run demo lint check test test-ray mutants bench docs clean
+.PHONY: install chromium run demo lint compiled check test test-ray mutants bench docs clean
 
 install: .venv/.installed
 
@@ -32,10 +32,16 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint
+# Before tests begin, of which several at once would compile the same.
+compiled: install
+	$(BIN)/python -m tests.compile
+
+check: install
+	$(MAKE) --no-print-directory -j2 lint compiled
 	$(PYTEST) -m 'not slow'
 
-test: chromium lint
+test: install chromium
+	$(MAKE) --no-print-directory -j2 lint compiled
 	$(PYTEST)
 
 # Ray is an extra of its own and large, so these tests are skipped elsewhere.

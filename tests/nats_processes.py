@@ -22,9 +22,10 @@ from shufflerl.network.crypto import SigningKey
 from shufflerl.network.reporting import Invitation, check_signatures, seal_report
 from shufflerl.network.wire import Action, BatchStatus, OpenBatch, Outcomes, State, Upload
 from tests.nats_cluster import Cluster
-from tests.network_processes import Processes, until
+from tests.network_processes import Processes
 from tests.network_world import World
 from tests.ports import free_port
+from tests.waiting import PATIENCE, telling, until
 from tests.warm import WarmRole
 
 
@@ -121,14 +122,15 @@ class FrontEnds(Processes):
 def front_ends(folder: Path, cluster: Cluster, **options: Any) -> Iterator[FrontEnds]:
     system = FrontEnds(folder, cluster.url, **options)
     try:
-        yield system
+        with telling(folder, cluster.folder):
+            yield system
     finally:
         system.stop()
 
 
 def new_client() -> httpx2.Client:
     """Every request is a connection of its own, and so may go to another front end."""
-    return httpx2.Client(timeout=30.0, trust_env=False, limits=httpx2.Limits(max_keepalive_connections=0))
+    return httpx2.Client(timeout=PATIENCE, trust_env=False, limits=httpx2.Limits(max_keepalive_connections=0))
 
 
 class Rounds:
@@ -173,7 +175,7 @@ class Rounds:
 
         with ThreadPoolExecutor(8) as senders:
             sending = [senders.submit(send, mark) for mark in range(len(reports))]
-            half.wait(60)
+            half.wait(PATIENCE)
             disturb()
             for one in sending:
                 one.result()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from shufflerl.network.crypto import SigningKey
 from shufflerl.network.reporting import Invitation, check_signatures, play, randomize_episode, seal_report
 from shufflerl.network.wire import BatchStatus, OpenBatch, Outcome, Outcomes, Report, State, Upload, Verdict
 from tests.ports import free_port
+from tests.waiting import PATIENCE, telling
 from tests.warm import WarmRole
 
 MDP = riverswim(np.random.default_rng(0), n_states=2, horizon=2)
@@ -39,16 +39,6 @@ poll_seconds = 0.02
 """
 
 
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait for something to become true, and no longer than that."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if result := condition():
-            return result
-        time.sleep(0.02)
-    raise AssertionError("it did not happen in time")
-
-
 class Processes:
     """A shuffler and a coordinator that come back on the same ports when they are started again."""
 
@@ -62,7 +52,7 @@ class Processes:
         self.enrolment = SigningKey.load(folder / "shuffler" / "enrolment.pem")
         (folder / "run.toml").write_text(RUN.format(episodes=episodes, transport=transport))
         self._shuffler_options = shuffler_options
-        self.client = httpx2.Client(timeout=20.0, trust_env=False)
+        self.client = httpx2.Client(timeout=PATIENCE, trust_env=False)
 
     def mint(self) -> bytes:
         return crypto.mint(self.enrolment)
@@ -116,7 +106,8 @@ class Processes:
 def processes(folder: Path, **options: Any) -> Iterator[Processes]:
     system = Processes(folder, **options)
     try:
-        yield system
+        with telling(folder):
+            yield system
     finally:
         system.stop()
 

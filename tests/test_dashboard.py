@@ -37,6 +37,7 @@ from tests.dashboard_states import COORDINATOR, Stage
 from tests.network_world import World
 from tests.test_coordinator import MDP, RUN, answer
 from tests.test_network_http import coordinator_app, problem_of, reports_path, serving, upload_of
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 
@@ -83,7 +84,7 @@ def events(port: int) -> Iterator[Iterator[dict[str, str]]]:
                 yield one
                 one = {}
 
-    with httpx2.stream("GET", f"http://127.0.0.1:{port}/v1/events", trust_env=False, timeout=20) as answer:
+    with httpx2.stream("GET", f"http://127.0.0.1:{port}/v1/events", trust_env=False, timeout=PATIENCE) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield read(answer)

@@ -21,8 +21,9 @@ from playwright.sync_api import Browser, Page, expect
 from shufflerl.learners import LEARNERS
 from shufflerl.network import commands
 from tests.dashboard_states import COORDINATOR, SHUFFLER, Stage, browser, status
-from tests.network_processes import Crowd, processes, until
+from tests.network_processes import Crowd, processes
 from tests.test_network_http import serving
+from tests.waiting import PATIENCE, until
 
 STATES = [("coordinator.html", name) for name in COORDINATOR] + [("shuffler.html", name) for name in SHUFFLER]
 
@@ -36,7 +37,7 @@ LOW_CONTRAST, STUMBLES, EMPTY = (
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     with browser() as started:
-        expect.set_options(timeout=20_000)
+        expect.set_options(timeout=1000 * PATIENCE)
         yield started
 
 
@@ -47,7 +48,7 @@ class Visit:
         self.page, self.port = page, port
         self.errors: list[str] = []
         self.asked: list[str] = []
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(1000 * PATIENCE)
         page.on("console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self.asked.append(request.url))
@@ -228,7 +229,7 @@ def test_what_make_demo_runs_is_watched_to_its_end(chromium: Browser, tmp_path: 
             figures = json.loads(demo.stdout.readline())
             check_the_end(seen, other, figures)
         demo.send_signal(signal.SIGINT)
-        assert demo.communicate(timeout=60) == ("", "The pages stay open; Ctrl-C ends them.\n")
+        assert demo.communicate(timeout=PATIENCE) == ("", "The pages stay open; Ctrl-C ends them.\n")
         assert demo.returncode == 0
     finally:
         demo.kill()

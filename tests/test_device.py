@@ -27,10 +27,10 @@ from shufflerl.network.store import SQLiteStore
 from shufflerl.network.wire import Outcomes, Upload, Verdict
 from shufflerl.privacy.accounting import Budget
 from tests import pages
-from tests.network_processes import until
 from tests.network_world import World, new_identity
 from tests.test_cli import Call, call
 from tests.test_network_http import serving
+from tests.waiting import PATIENCE, until
 
 __all__ = ["call"]
 PAGE = Path(__file__).parent.parent / "docs" / "network.md"
@@ -65,7 +65,7 @@ class Live:
             reports.append(make_report(checked, play(ENV, checked.agreement), self.world.mint()))
         path = f"{self.shuffler}/v1/tasks/{self.world.task.hex()}/reports"
         body = wire.encode(Upload(batch=0, attempt=0, reports=reports))
-        answer = httpx2.post(path, content=body, trust_env=False, timeout=60)
+        answer = httpx2.post(path, content=body, trust_env=False, timeout=PATIENCE)
         assert {one.verdict for one in wire.decode(Outcomes, answer.content).outcomes} == {Verdict.accepted}
 
 
@@ -105,7 +105,7 @@ def test_the_device_of_the_page(tmp_path: Path, call: Call, monkeypatch: pytest.
         late = Node(ENV, Invitation.load("invitation.toml"), Terms(RUN.budget), system.world.mint(), "late")
         until(lambda: system.world.shuffler.status(system.world.task).state == "finished")
         with pytest.raises(RunOverError, match=r"The run is over: batch 0 was its last, .* spent nothing"):
-            late.participate(timeout=20)
+            late.participate(timeout=PATIENCE)
         assert late._ledger.releases == []
         late.close()
 

@@ -23,10 +23,10 @@ from shufflerl.network import wire
 from shufflerl.network.agreement import Terms, UnacceptableError
 from shufflerl.network.fleet import Fleet
 from shufflerl.privacy.accounting import Budget
-from tests.network_processes import until
 from tests.network_world import Crash
 from tests.test_cli import Call, call
 from tests.test_node import TERMS, Place, place, releases
+from tests.waiting import PATIENCE, until
 
 __all__ = ["call", "place"]
 SMALL = {"n_states": 2, "horizon": 2}
@@ -195,7 +195,7 @@ def test_nodes_say_that_they_wait_and_end_in_order_when_told_to(tmp_path: Path) 
         told = nodes.stderr.readline()
         assert told.startswith("shufflerl: The shuffler at http://127.0.0.1:9 cannot be reached (")
         nodes.send_signal(signal.SIGTERM)
-        said, more = nodes.communicate(timeout=30)
+        said, more = nodes.communicate(timeout=PATIENCE)
     finally:
         nodes.kill()
     assert (nodes.returncode, more) == (0, "")
@@ -223,4 +223,4 @@ if __name__ == "__main__":
         except (FileNotFoundError, ProcessLookupError):
             return True
 
-    until(gone, 20)
+    until(gone)

@@ -27,6 +27,7 @@ from shufflerl.privacy import ledger as ledger_module
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
 from shufflerl.privacy.ledger import Charge, Ledger
 from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
+from tests.waiting import PATIENCE
 
 BUDGET = Budget(1.0, 1e-5)
 FULL = Charge(calibrate(BUDGET, 22), 22)
@@ -205,7 +206,7 @@ def test_the_record_stands_after_a_crash_before_the_release(tmp_path: Path) -> N
     path = tmp_path / "ledger"
     crashed = multiprocessing.get_context("spawn").Process(target=_record_and_die, args=(path,))
     crashed.start()
-    crashed.join(60)
+    crashed.join(PATIENCE)
     assert crashed.exitcode == -signal.SIGKILL
     with Ledger("task", BUDGET, path) as ledger:
         assert ledger.releases == ["batch 0"]
@@ -482,7 +483,7 @@ def test_two_charges_that_each_use_up_the_delta_do_not_fit_together() -> None:
 
 
 def _record_what_fits(path: Path, who: int, together: Barrier) -> None:
-    together.wait(60)
+    together.wait(PATIENCE)
     with Ledger("task", BUDGET, path) as ledger:  # the first to come makes the file
         for number in range(6):
             try:
@@ -500,7 +501,7 @@ def test_processes_together_do_not_overspend(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
     assert [process.exitcode for process in processes] == [0] * 4
     loss = Charge(GaussianNoise(60.0), 22)
     most = max(times for times in range(1, 25) if privacy_loss(loss.noise, 22, times).delta(1.0) <= 1e-5)

@@ -22,6 +22,7 @@ from shufflerl.network import broker
 from shufflerl.network.broker import Broker
 from tests.nats_cluster import MISSING, server_binary
 from tests.ports import free_port
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
 
@@ -38,7 +39,7 @@ def test_the_example_is_a_server(tmp_path: Path) -> None:
         env={name: f"a-{name}" for name in names},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert checked.returncode == 0, checked.stderr

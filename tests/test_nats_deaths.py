@@ -19,8 +19,8 @@ from shufflerl.network.wire import Reason, State
 from tests.contracts.store import ID, KEY, REPORTS, ROW
 from tests.nats_cluster import MISSING, server_binary
 from tests.nats_fronts import Front, state_of
-from tests.network_processes import until
 from tests.network_world import Crash, World, crash_at, pretend_to_seal
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
 

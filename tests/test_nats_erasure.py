@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from shufflerl.network.nats_store import NatsStore
 from tests.contracts.store import ID, KEY, REPORTS, ROW
 from tests.nats_cluster import MISSING, Cluster, server_binary
 from tests.nats_fronts import Front
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
 
@@ -111,7 +111,4 @@ def _found(secrets: list[bytes], folder: Path) -> dict[bytes, Path]:
 
 def _gone(secrets: list[bytes], folder: Path) -> None:
     """Each server deletes by itself: one that is behind, as it got no processor time, does when it has caught up."""
-    deadline = time.monotonic() + 120.0
-    while (left := _found(secrets, folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not set(left.values())
+    until(lambda: not _found(secrets, folder))

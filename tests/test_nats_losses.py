@@ -19,7 +19,7 @@ from shufflerl.network.wire import Reason, State
 from tests.contracts.store import ID, KEY, REPORTS, ROW
 from tests.nats_cluster import MISSING, Cluster, server_binary
 from tests.nats_fronts import Front, state_of
-from tests.network_processes import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(server_binary() is None, reason=MISSING)]
 

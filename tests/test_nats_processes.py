@@ -11,8 +11,9 @@ import pytest
 from shufflerl.network import faults
 from tests.nats_cluster import MISSING, Cluster, server_binary
 from tests.nats_processes import FrontEnds, Rounds, front_ends
-from tests.network_processes import Crowd, until
+from tests.network_processes import Crowd
 from tests.test_network_processes import finish, ledger_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
 

@@ -22,9 +22,9 @@ from shufflerl.network.wire import Action, Exclusion, ProblemError, Reason, Stat
 from tests.contracts.store import ID, KEY, REPORTS, ROW
 from tests.nats_cluster import MISSING, server_binary
 from tests.nats_fronts import Front, state_of
-from tests.network_processes import until
 from tests.network_world import QUERY, World
 from tests.test_summing import report_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
 

@@ -32,10 +32,10 @@ from shufflerl.network.reporting import seal_report
 from shufflerl.network.shuffler_app import ShufflerServer
 from shufflerl.network.store import SQLiteStore
 from shufflerl.network.wire import BatchStatus, OpenBatch, Outcomes, ProblemDetail, Signed, State, Upload, Verdict
-from tests.network_processes import until
 from tests.network_world import World, pretend_to_seal
 from tests.test_coordinator import RUN
 from tests.test_network_store import fill
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 
@@ -191,7 +191,7 @@ def serving(app: Starlette) -> Iterator[int]:
             yield until(lambda: ports)[0]
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
@@ -250,7 +250,7 @@ def test_ten_thousand_reports_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
         path = reports_path(world)
 
         def send(some: list[bytes]) -> int:
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=120) as client:
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE) as client:
                 answers = [client.post(path, content=body) for body in some]
             outcomes = [one for answer in answers for one in wire.decode(Outcomes, answer.content).outcomes]
             return sum(outcome.verdict == Verdict.accepted for outcome in outcomes)

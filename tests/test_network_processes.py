@@ -23,8 +23,9 @@ import pytest
 from shufflerl.network import faults, wire
 from shufflerl.network.agreement import understand
 from shufflerl.network.wire import Signed, Upload
-from tests.network_processes import Crowd, Processes, processes, until
+from tests.network_processes import Crowd, Processes, processes
 from tests.test_network_store import left_of
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
@@ -160,7 +161,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
         assert httpx2.get(f"{pages[0]}v1/status", trust_env=False).json()["finished"]
         assert "<title>shufflerl shuffler" in httpx2.get(pages[1], trust_env=False).text
         demo.send_signal(signal.SIGINT)
-        _, said = demo.communicate(timeout=60)
+        _, said = demo.communicate(timeout=PATIENCE)
         assert demo.returncode == 0, said
         for page in pages:
             with pytest.raises(httpx2.ConnectError):

@@ -20,6 +20,7 @@ from shufflerl.network.store import SQLiteStore, Store
 from shufflerl.network.wire import State
 from tests.contracts.store import ID, KEY, REPORTS, ROW, StoreContract
 from tests.network_world import crash_at
+from tests.waiting import PATIENCE
 
 
 class TestSQLite(StoreContract):
@@ -161,7 +162,7 @@ from shufflerl.network.store import SQLiteStore
 database.PATIENCE = 0.1
 SQLiteStore(Path({str(tmp_path / "shuffler.db")!r}))
 """
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert "in use by another process" in other.stderr
     store.close()
 

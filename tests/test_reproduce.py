@@ -37,6 +37,7 @@ from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, OPTIMISTIC_FR
 from shufflerl.experiments.figures.scaling.measure import measure
 from shufflerl.experiments.figures.scaling.sweep import VALUES, Point
 from shufflerl.experiments.reproduce import RUNS, TIMINGS, TUNING, in_order, reproduce
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -221,7 +222,7 @@ def test_killed_three_times_it_ends_as_if_undisturbed_and_redoes_nothing(undistu
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         # At a random moment of each third of the work, measurements included.
         target = round(total * (kill + rng.random()) / 3.1)
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE
         while len(finished(tmp_path)) < target and time.monotonic() < deadline:
             assert process.poll() is None
             time.sleep(0.002)
@@ -284,7 +285,7 @@ def test_without_permission_to_write_it_says_so(tmp_path: Path) -> None:
     )
     ended = subprocess.run(
         [sys.executable, "-c", f"{SCRIPT}\n{unprivileged}{attempt}", str(closed / "out")],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert "Permission denied" in ended.stdout, ended.stderr
     assert "choose another folder" in ended.stdout
@@ -305,7 +306,7 @@ def test_a_full_disk_stops_the_report_cleanly_and_it_is_written_later(undisturbe
     before = finished(tmp_path)
     ended = subprocess.run(
         [sys.executable, "-c", f"{SCRIPT}\n{limit}{attempt}", str(tmp_path)],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert "File too large" in ended.stdout, ended.stderr
     assert "run the same command again" in ended.stdout
@@ -376,7 +377,7 @@ sys.argv = ["shufflerl", "reproduce", "--quick", "--out", sys.argv[1], "--backen
 try:
     cli.main()
 except SystemExit as stop:
-    losing.join(60)
+    losing.join()
     print("ended", stop.code, "lost", not losing.is_alive(), flush=True)
 ray.shutdown()
 cluster.shutdown()
@@ -387,7 +388,7 @@ def test_the_command_on_a_ray_cluster_that_loses_a_machine_gives_the_same(undist
     pytest.importorskip("ray")
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT + CLUSTER, str(tmp_path / "out")],
-        capture_output=True, text=True, check=False, timeout=180,
+        capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert "ended 0 lost True" in ended.stdout, ended.stderr
     same(tmp_path / "out", undisturbed)

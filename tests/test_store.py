@@ -16,6 +16,7 @@ from shufflerl.errors import StateMismatchError, StorageError
 from shufflerl.experiment import Setting
 from shufflerl.experiments import engine, store
 from shufflerl.experiments.cells import Cell, Result, run_cell
+from tests.waiting import PATIENCE
 
 CELLS = [
     Cell(Setting("riverswim", "ucbvi", privatizer, 60, epsilon, delta, learner_parameters={"batch": 20}), seed)
@@ -237,7 +238,7 @@ def test_a_write_that_the_system_refuses_halfway_leaves_nothing(tmp_path: Path) 
     out = tmp_path / "out"
     root = str(Path(__file__).parent.parent)
     ended = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(out), root], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", LIMITED, str(out), root], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert "File too large" in ended.stdout
     assert {path.name for path in out.rglob("*") if path.is_file()} == {".lock", "manifest.json"}
@@ -263,7 +264,7 @@ engine.run_cells(CELLS, sys.argv[1], workers=1)
 def test_killed_between_writing_and_renaming(tmp_path: Path, outcome: list[Result]) -> None:
     out = tmp_path / "out"
     root = str(Path(__file__).parent.parent)
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(out), root], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(out), root], check=False, timeout=PATIENCE)
     assert ended.returncode == -signal.SIGKILL
     assert [path.name for path in (out / "cells").iterdir()] == [f".{CELLS[0].key}.parquet.partial"]
     assert engine.run_cells(CELLS, out, workers=1).resumed == 0

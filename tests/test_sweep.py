@@ -17,6 +17,7 @@ from shufflerl.experiment import Setting, run
 from shufflerl.experiments import engine, store
 from shufflerl.experiments.cells import Cell, curve_episodes, run_cell
 from shufflerl.experiments.sweep import read
+from tests.waiting import PATIENCE, until
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "sweep.toml"
 
@@ -206,9 +207,9 @@ def test_killed_three_times_it_ends_as_if_undisturbed_and_redoes_nothing(file: P
     before: set[str] = set()
     for workers in (1, 2, 2):
         process = subprocess.Popen([*command, str(workers)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
         # At a random moment: so many cells later, and some way into the next.
         target = len(before) + rng.randint(0, 3)
+        deadline = time.monotonic() + PATIENCE
         while (len(finished(out)) < target or not started(process.pid)) and time.monotonic() < deadline:
             assert process.poll() is None
             time.sleep(0.005)
@@ -220,16 +221,13 @@ def test_killed_three_times_it_ends_as_if_undisturbed_and_redoes_nothing(file: P
         before = finished(out)
     assert 0 < len(before) < 24
     last = subprocess.Popen([*command, "2"], stdout=subprocess.PIPE, text=True)
-    assert int(last.communicate(timeout=60)[0]) == len(before)
+    assert int(last.communicate(timeout=PATIENCE)[0]) == len(before)
     assert started(last.pid) == Counter({cell.key for cell in read(file)} - before)
     assert store.results(out) == [run_cell(cell) for cell in read(file)]
     assert not list((out / "cells").glob(".*"))
     # The workers of a sweep that was killed end by themselves.
     workers_ever = {int(line.split()[2]) for line in marks.read_text().splitlines()}
-    deadline = time.monotonic() + 20
-    while any(_runs(pid) for pid in workers_ever) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(_runs(pid) for pid in workers_ever)
+    until(lambda: not any(_runs(pid) for pid in workers_ever))
 
 
 def _runs(pid: int) -> bool:
@@ -351,7 +349,7 @@ def test_on_a_ray_cluster_with_a_machine_killed_the_results_are_identical(file: 
     pytest.importorskip("ray")
     marks = tmp_path / "marks"
     command = [sys.executable, "-c", CLUSTER, str(file), str(tmp_path / "out"), str(marks)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.stdout.splitlines()[-1:] == ["cells 24 machines 2 killed True"], ended.stderr
     assert store.results(tmp_path / "out") == [run_cell(cell) for cell in read(file)]
     times = Counter(line.split()[0] for line in marks.read_text().splitlines())
