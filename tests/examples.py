@@ -76,8 +76,9 @@ mdps = st.builds(
 
 
 def estimated_rows(mdp: MDP) -> Rows:
-    """Rows as if the estimates were right."""
-    return Posterior(mdp.problem(100)).rows._replace(probabilities=mdp.probabilities, rewards=mdp.rewards)
+    """Rows as if the estimates were right; as writable as estimates are, or kernels would be compiled again."""
+    rows = Posterior(mdp.problem(100)).rows
+    return rows._replace(probabilities=mdp.probabilities.copy(), rewards=mdp.rewards.copy())
 
 
 def behind_best(mdp: MDP) -> FloatArray:

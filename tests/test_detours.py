@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shufflerl import planning
+from shufflerl.checks import frozen
 from shufflerl.kernels.detours import Rivals, count_gains, gain_of, go_to, learned, promising
 from shufflerl.kernels.looks import find_best
 from shufflerl.kernels.optimism import Rows
@@ -103,7 +104,7 @@ def test_rows_that_nobody_knows_are_promising_wherever_they_are(seed: int, spars
     error = np.full(behind.shape, 1e-9)
     for row in unknown:
         error[row] = 1e6
-    room = error[..., 0]
+    room = error[..., 0].copy()
     rivals = Rivals(behind, error, room, error, error, 0.0, room, room, error, 1.0, 0.0)
     taken = promising(estimated_rows(mdp), rivals, mdp.start)
     best = behind.argmin(axis=-1).astype(np.int32)
@@ -113,7 +114,7 @@ def test_rows_that_nobody_knows_are_promising_wherever_they_are(seed: int, spars
     assert {tuple(row) for row in taken.tolist()} == expected
 
 
-_START = np.array([1.0, 0.0, 0.0])
+_START = frozen(np.array([1.0, 0.0, 0.0]))
 
 
 def _behind_a_detour(error: float, chance: float = 1.0) -> tuple[Rows, PolicyArray]:

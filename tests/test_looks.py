@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from shufflerl import planning
-from shufflerl.checks import FloatArray
+from shufflerl.checks import FloatArray, frozen
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.kernels.detours import Rivals, gain_of
 from shufflerl.kernels.looks import (
@@ -30,13 +30,16 @@ from shufflerl.mdp import MDP
 from tests.examples import behind_best, estimated_rows, random_mdp
 from tests.tries import error_in_looks, first_look, gain_by_integration
 
+#: Where users begin: read-only as a problem's, as kernels would be compiled again for writable ones.
+_SURE, _EVEN = frozen(np.ones(1)), frozen(np.full(2, 0.5))
+
 
 def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
     """One state and step, with what is known of its arms."""
     none, ones = np.empty(0), np.ones((1, 1, len(means)))
     of_arms = (means, errors**2, np.ones(len(means)), told, told)
     rewards, variances, differences, visits, told = (values.reshape(1, 1, -1) for values in of_arms)
-    rows = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int32)
+    rows = frozen(np.zeros(1, dtype=np.int64)), frozen(np.empty(0, dtype=np.int32))
     unlike = differences[0], differences[0]
     return Rows(*rows, none, none, none, ones, ones, ones, rewards, variances, *unlike, visits, told, 0.0, False)
 
@@ -62,7 +65,7 @@ def test_a_look_is_the_try_that_gains_most(seed: int, noise: float, left: float,
     bold = [error_in_looks(means[a], means.max(), errors[a], told[a], noise) for a in range(4)]
     known = np.maximum(2.0, (TYPICAL * told + 1) / 2) if noise == 0 else np.full(4, np.inf)
     users = first_look(
-        rows, find_best(rows, np.ones(1)), np.zeros((1, 1, 4)), np.ones(1), (smallest, most), left, noise, policy, kept
+        rows, find_best(rows, _SURE), np.zeros((1, 1, 4)), _SURE, (smallest, most), left, noise, policy, kept
     )
     sizes = smallest * 1.5 ** np.arange(16)
     lost = max(1.0, float(told @ (means.max() - means)))  # as many visits as are told
@@ -85,9 +88,9 @@ def test_a_look_waits_for_larger_batches() -> None:
     """
     rows = _bandit(np.array([0.5, 0.45]), np.array([0.01, 0.15]), np.array([1e5, 30.0]))
     policy = np.zeros((1, 1), dtype=np.int32)
-    best = find_best(rows, np.ones(1))
+    best = find_best(rows, _SURE)
     looks = [
-        first_look(rows, best, np.zeros((1, 1, 2)), np.ones(1), (20.0, 20.0), 1e6, 900.0, policy, kept)
+        first_look(rows, best, np.zeros((1, 1, 2)), _SURE, (20.0, 20.0), 1e6, 900.0, policy, kept)
         for kept in (0.0, 1e-3, 0.95)
     ]
     assert looks == [20.0, 20.0, 0.0]
@@ -170,7 +173,7 @@ def test_the_skew_counts_by_its_part_of_the_error() -> None:
     mdp = random_mdp(3, 2, 2, 2)
     rewards, open_ = np.full((2, 2, 2), law.mean()), np.full((2, 2, 2), law.var())
     rows = estimated_rows(mdp)._replace(rewards=rewards, reward_variances=open_, alike=0.0, exact=True)
-    best = find_best(rows, np.ones(2) / 2)._replace(behind=np.full((2, 2, 2), 0.6), variance=open_ + 0.01)
+    best = find_best(rows, _EVEN)._replace(behind=np.full((2, 2, 2), 0.6), variance=open_ + 0.01)
     error, _ = _count_promises(rows, best, np.zeros((2, 2, 2)), 0.0)
     skew = _skew(law.mean(), law.var(), law.var() + 0.01)
     np.testing.assert_allclose(error, _BOLD_UNNOISY * np.sqrt(as_normal(0.6, law.var() + 0.01, skew)))
@@ -189,13 +192,11 @@ def test_looks_count_other_steps_where_they_are_alike(noise: float, fewer: float
         told = np.full(shape, 40.0 / TYPICAL)
         rows = rows._replace(reward_variances=np.full(shape, 0.1**2), told=told, exact=noise == 0.0, alike=1.0)
         best, policy, users = (
-            find_best(rows, np.ones(1)),
+            find_best(rows, _SURE),
             np.zeros((steps, 1), dtype=np.int32),
             np.geomspace(10, 1e6, 2000),
         )
-        looks = [
-            first_look(rows, best, np.zeros(shape), np.ones(1), (1.0, 200.0), left, noise, policy) for left in users
-        ]
+        looks = [first_look(rows, best, np.zeros(shape), _SURE, (1.0, 200.0), left, noise, policy) for left in users]
         first.append(users[np.flatnonzero(looks)[0]])
     assert first[0] / first[1] == pytest.approx(fewer, rel=0.02)
 
@@ -205,18 +206,18 @@ def test_without_noise_the_looks_of_a_batch_are_at_different_steps(noise: float)
     """Three steps of one state, where as much is to be gained: else the same would be looked at each time."""
     rows = estimated_rows(MDP(np.ones((2, 1, 2, 1)), np.tile([0.5, 0.4], (3, 1, 1)), np.ones(1)))
     rows = rows._replace(reward_variances=np.full((3, 1, 2), 0.1**2), told=np.full((3, 1, 2), 40.0 / TYPICAL))
-    best, looked = find_best(rows, np.ones(1)), np.zeros(3, dtype=np.bool_)
+    best, looked = find_best(rows, _SURE), np.zeros(3, dtype=np.bool_)
     steps = []
     for _ in range(3):
         policy = np.zeros((3, 1), dtype=np.int32)
-        assert plan_look(rows, best, np.zeros((3, 1, 2)), np.ones(1), (1.0, 200.0), 1e6, 0.0, noise, looked, policy) > 0
+        assert plan_look(rows, best, np.zeros((3, 1, 2)), _SURE, (1.0, 200.0), 1e6, 0.0, noise, looked, policy) > 0
         steps.append(int(policy.argmax()))
     assert len(set(steps)) == (1 if noise else 3)
 
 
 def test_looks_with_noise_are_less_bold_where_steps_are_alike() -> None:
     rows = estimated_rows(random_mdp(3, 3, 2, 2))._replace(reward_variances=np.full((3, 2, 2), 0.01))
-    best = find_best(rows, np.ones(2) / 2)
+    best = find_best(rows, _EVEN)
     unlike, alike = (_count_promises(rows._replace(alike=by), best, np.zeros((3, 2, 2)), 9.0)[0] for by in (0.0, 1.0))
     np.testing.assert_allclose(alike, unlike * 0.8 / 0.9)
 
@@ -224,7 +225,7 @@ def test_looks_with_noise_are_less_bold_where_steps_are_alike() -> None:
 def test_nobody_looks_back_before_anything_was_seen() -> None:
     """The first of a batch's policies is the optimistic plan, though rounding puts some actions behind others."""
     mdp = random_mdp(0, 4, 10, 2, sparse=True)
-    rows, start = Posterior(mdp.problem(10**6)).rows, np.full(10, 0.1)
+    rows, start = Posterior(mdp.problem(10**6)).rows, frozen(np.full(10, 0.1))
     assert (find_best(rows, start).behind > 0).any()
     lots = np.random.default_rng(1).random((MOST, 4, 10, 2))
     policies, shares = np.empty((MOST, 4, 10), dtype=np.int32), np.empty(MOST)
@@ -243,7 +244,7 @@ def _planned(users: float, *, unknown: float = 0.0, kept: float = 0.0) -> tuple[
     policies, shares = np.empty((MOST, 1, 1), dtype=np.int32), np.empty(MOST)
     lots = np.random.default_rng(0).random((MOST, 1, 1, 3))
     asked = np.ones((2, 1), dtype=np.bool_)
-    count = plan_batch(rows, np.ones(1), users, 1e5, kept, 100.0, 0.0, 100.0, lots, policies, shares, asked)
+    count = plan_batch(rows, _SURE, users, 1e5, kept, 100.0, 0.0, 100.0, lots, policies, shares, asked)
     return policies[:count].ravel().tolist(), shares[:count].tolist()
 
 
@@ -276,7 +277,7 @@ def test_looks_reckon_with_less_of_the_noise_that_counters_add() -> None:
         asked, sizes = np.ones((2, 1), dtype=np.bool_), []
         for smallest in np.geomspace(20.0, 30.0, 20):  # sizes are tried in steps, from there on
             no_lots = np.zeros((MOST, 1, 1, 2))
-            plan_batch(rows, np.ones(1), 2e4, 1e5, 0.0, noise, each, smallest, no_lots, policies, shares, asked.copy())
+            plan_batch(rows, _SURE, 2e4, 1e5, 0.0, noise, each, smallest, no_lots, policies, shares, asked.copy())
             assert policies[0, 0, 0] == 1
             sizes.append(shares[0])
         looks.append(np.mean(sizes))
@@ -313,7 +314,7 @@ def test_plans_of_a_batch_know_of_each_other() -> None:
     policies, shares = np.empty((MOST, 1, 1), dtype=np.int32), np.empty(MOST)
     lots = np.random.default_rng(0).random((MOST, 1, 1, 6))
     asked = np.ones((2, 1), dtype=np.bool_)
-    count = plan_batch(rows, np.ones(1), 60.0, 1e5, 0.0, 4.0, 0.0, 10.0, lots, policies, shares, asked)
+    count = plan_batch(rows, _SURE, 60.0, 1e5, 0.0, 4.0, 0.0, 10.0, lots, policies, shares, asked)
     assert shares[:count].sum() == 60
     assert len(set(policies[:count].ravel().tolist())) >= 5
 
@@ -338,4 +339,4 @@ def test_what_follows_counts_where_the_next_states_differ(seed: int) -> None:
 def test_what_was_lost_is_reckoned_by_the_estimates() -> None:
     """Every visit of an action behind the best one lost so much."""
     rows = _bandit(np.array([0.6, 0.3, 0.5]), np.full(3, 0.1), np.array([100.0, 20.0, 30.0]))
-    assert find_best(rows, np.ones(1)).lost == pytest.approx(20 * 0.3 + 30 * 0.1)
+    assert find_best(rows, _SURE).lost == pytest.approx(20 * 0.3 + 30 * 0.1)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shufflerl import checks
 from shufflerl.checks import BoolArray, FloatArray
 from shufflerl.counts import Release
 from shufflerl.errors import StateMismatchError
@@ -134,7 +135,8 @@ class Posterior:
         if self._problem.start is not None:
             return self._problem.start
         begun = self.visits[0].sum(axis=-1)
-        return begun / begun.sum() if begun.any() else np.full(len(begun), 1.0 / len(begun))
+        # Read-only as the problem's, as kernels would be compiled again for a writable one.
+        return checks.frozen(begun / begun.sum() if begun.any() else np.full(len(begun), 1.0 / len(begun)))
 
     @property
     def rows(self) -> Rows:
@@ -216,7 +218,8 @@ class Posterior:
 
         problem, rows = self._problem, self._rows
         self._before = self.probabilities.copy(), self._uncertainty.copy()
-        start = np.full(problem.n_states, 1.0 / problem.n_states) if problem.start is None else problem.start
+        evenly = checks.frozen(np.full(problem.n_states, 1.0 / problem.n_states))
+        start = evenly if problem.start is None else problem.start
         transitions = self._raw, self.sampling, self.noise
         rewards = self._raw_rewards, self.reward_sampling, self.reward_noise
         kept = {name: column.values for name, column in self._kept.items()}
