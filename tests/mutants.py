@@ -329,7 +329,7 @@ class Copy:
         for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "shufflerl")]:
             del sys.modules[name]
         sys.modules["__main__"] = ModuleType("__main__")  # or every process that a test spawns imports all this again
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0"]
+        options = ["-x", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-n", "0"]
         os._exit(pytest.main([*options, *tests], [_Quickest(self.folder / "took.json")]))
 
     def kills(self, mutant: Mutant) -> bool:
