@@ -110,21 +110,21 @@ def test_a_node_refuses_small_crowds_and_endless_reports() -> None:
 @given(
     number=st.integers(0, 3),
     attempt=st.integers(0, 3),
-    users=st.integers(1, 12),
+    crowd=st.integers(3, 12),
     excludable=st.integers(0, 11),
-    transport=st.sampled_from(Transport),
-    noise=st.sampled_from([0.5, 0.99, 1.01, 2.0]),
-    honest=st.sampled_from([0.5, 1.0]),
+    honest=st.sampled_from([0.5, 0.9, 1.0]),
+    noise=st.sampled_from([0.99, 1.01]),
 )
 def test_a_node_looks_at_noise_and_crowd_in_every_batch_and_attempt(
-    number: int, attempt: int, users: int, excludable: int, transport: Transport, noise: float, honest: float
+    number: int, attempt: int, crowd: int, excludable: int, honest: float, noise: float
 ) -> None:
-    """It takes part just if both are enough without those whom it cannot count on."""
-    excludable = min(excludable, users - 1) if transport == Transport.sums else 0
-    world = World(users=users, transport=transport, excludable=excludable, noise_mean=noise * NEEDED)
+    """It takes part just if both are enough without those whom it cannot count on, to a hundredth of the noise."""
+    users, transport = crowd + excludable, Transport.sums if excludable else Transport.tags
+    relied_on = honest - excludable / users  # of all noise, as each adds as much
+    mean = noise * NEEDED / max(relied_on, 0.01)
+    world = World(users=users, transport=transport, excludable=excludable, noise_mean=mean)
     meaning = understand(wire.encode(world.announcement(number, attempt)))
-    relied_on = honest * users - excludable  # of whom each adds as much
-    enough = users - excludable >= 5 and noise * relied_on / users >= 1
+    enough = crowd >= 5 and relied_on > 0 and noise >= 1
     with contextlib.nullcontext() if enough else pytest.raises(UnacceptableError, match="not take part"):
         terms(min_batch_size=5, honest_fraction=honest).check(meaning)
 
