@@ -78,15 +78,23 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privatizers/local.py": (("privatizer_budgets",), ("privatizers",)),
     "privatizers/none.py": (("privatizers",),),
     "privatizers/shuffle.py": (("privatizer_budgets",), ("privatizers",)),
-    "network/agreement.py": (("network_agreement", "lengths"), ("node", "fleet", "coordinator", "summing")),
-    "network/composing.py": (("masking", "node"), ("summing", "lengths", "network_audit")),
+    "network/agreement.py": (
+        ("network_agreement", "masking", "lengths"),
+        ("node", "fleet"),
+        ("coordinator", "summing"),
+    ),
+    "network/composing.py": (("node",), ("fleet",), ("summing", "lengths", "network_audit")),
     "network/coordinator.py": (("coordinator",), ("summing", "summing_simulation", "network_http")),
     "network/fleet.py": (("fleet",), ("network_processes",)),
-    "network/masking.py": (("masking",), ("unmasking", "summing")),
+    "network/masking.py": (("masking", "lengths"), ("unmasking", "summing")),
     "network/mixing.py": (("mixing",), ("shuffler",)),
     "network/node.py": (("node",), ("network_processes",)),
-    "network/opening.py": (("unmasking", "coordinator"), ("summing",)),
-    "network/reporting.py": (("node", "coordinator"), ("summing", "lengths", "network_audit")),
+    "network/opening.py": (("unmasking",), ("coordinator", "summing")),
+    "network/reporting.py": (
+        ("network_agreement", "masking", "lengths"),
+        ("node",),
+        ("coordinator", "summing", "network_audit"),
+    ),
     "network/shuffler.py": (("shuffler",), ("shuffler_simulation", "summing", "lengths")),
 }
 
