@@ -458,6 +458,15 @@ def test_whatever_an_environment_does_one_report_is_sent(place: Place, odd: Any,
     assert (episode.states.tolist(), episode.rewards.tolist()) == ([[0, 0]], [[0, 0]])
 
 
+def test_an_episode_that_failed_is_one_the_policy_could_have_played() -> None:
+    """In the first state it takes the policy's action there: what is impossible would tell that nobody played."""
+    policy = np.array([[1, 0], [0, 1]], dtype="<u2")
+    meaning = meaning_of(World(), policies=policy.tobytes())
+    for env in ODD.values():
+        episode = play(env, meaning)
+        assert episode.actions.tolist() == [[policy[h, x] for h, x in enumerate(episode.states[0])]]
+
+
 def test_a_program_that_makes_errors_of_warnings_still_reports(place: Place) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
