@@ -88,12 +88,12 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "network/fleet.py": (("fleet",), ("network_processes",)),
     "network/masking.py": (("masking", "lengths"), ("unmasking", "summing")),
     "network/mixing.py": (("mixing",), ("shuffler",)),
-    "network/node.py": (("node",), ("network_processes",)),
+    "network/node.py": (("node",), ("device", "network_processes")),
     "network/opening.py": (("unmasking",), ("coordinator", "summing")),
     "network/reporting.py": (
         ("network_agreement", "masking", "lengths"),
-        ("node",),
-        ("coordinator", "summing", "network_audit"),
+        ("node", "wire"),
+        ("device", "coordinator", "summing", "network_audit"),
     ),
     "network/shuffler.py": (("shuffler",), ("shuffler_simulation", "summing", "lengths")),
 }
