@@ -91,9 +91,9 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "network/node.py": (("node",), ("device", "network_processes")),
     "network/opening.py": (("unmasking",), ("coordinator", "summing")),
     "network/reporting.py": (
-        ("network_agreement", "masking", "lengths"),
-        ("node", "wire"),
-        ("device", "coordinator", "summing", "network_audit"),
+        ("network_agreement", "masking", "lengths", "node"),
+        ("wire", "device"),
+        ("coordinator", "summing", "network_audit"),
     ),
     "network/shuffler.py": (("shuffler",), ("shuffler_simulation", "summing", "lengths")),
 }
@@ -313,26 +313,30 @@ class Copy:
         self.folder = Path(shutil.copytree(ROOT, folder / "tree", ignore=unneeded))
         self.limits: dict[tuple[str, ...], float] = {}
 
-    def fails(self, tests: tuple[str, ...], limit: float = 10_000) -> bool:
+    def fails(self, tests: tuple[str, ...], limit: float = math.inf) -> bool:
         """Whether some test notices, be it by never ending: by seconds of the processor, or five times as many."""
-        process = _FORK.Process(target=self._test, args=(tests, math.ceil(limit)))
+        process = _FORK.Process(target=self._test, args=(tests, limit))
         process.start()
-        process.join(5 * limit)
+        process.join(5 * limit if limit < math.inf else None)
         with contextlib.suppress(ProcessLookupError):  # and what it left behind
             os.killpg(process.pid or 0, signal.SIGKILL)
         process.join()
         return process.exitcode != 0
 
-    def _test(self, tests: tuple[str, ...], limit: int) -> None:
-        """In a process of its own that has all imported but what is tested: that is most of the time a test takes."""
+    def _test(self, tests: tuple[str, ...], limit: float) -> None:
+        """In a process of its own that has all imported but what is tested: that is most of the time a test takes.
+
+        Without a limit nothing is changed, and what was compiled is kept for those to come.
+        """
         os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+        sys.dont_write_bytecode = limit < math.inf
+        if limit < math.inf:
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit)))
         os.chdir(self.folder)
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         os.environ |= {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-        sys.dont_write_bytecode = True
         sys.path[:0] = [str(self.folder / "src"), str(self.folder)]
         for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "shufflerl")]:
             del sys.modules[name]
@@ -343,7 +347,7 @@ class Copy:
     def kills(self, mutant: Mutant) -> bool:
         """Whether some test of the file notices this change."""
         changed = self.folder / "src/shufflerl" / mutant.file
-        source = changed.read_bytes()
+        source, unchanged = changed.read_bytes(), changed.stat()
         try:
             for names in TESTS[mutant.file]:
                 tests = (f"src/shufflerl/{mutant.file}", *(f"tests/test_{name}.py" for name in names))
@@ -351,10 +355,15 @@ class Copy:
                 changed.write_bytes(mutant.of(source))
                 if self.fails(tests, limit):
                     return True
-                changed.write_bytes(source)
+                self._restore(changed, source, unchanged)
         finally:
-            changed.write_bytes(source)
+            self._restore(changed, source, unchanged)
         return False
+
+    def _restore(self, path: Path, source: bytes, stat: os.stat_result) -> None:
+        """Its time too, by which Python knows what it has compiled."""
+        path.write_bytes(source)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
     def _limit(self, tests: tuple[str, ...]) -> float:
         """Three times as long as it takes unchanged, which must pass."""
