@@ -458,6 +458,18 @@ def test_whatever_an_environment_does_one_report_is_sent(place: Place, odd: Any,
     assert (episode.states.tolist(), episode.rewards.tolist()) == ([[0, 0]], [[0, 0]])
 
 
+@pytest.mark.parametrize("reward", [0, 1])
+@pytest.mark.parametrize(("terminated", "truncated"), [(False, False), (True, False), (False, True)])
+def test_what_is_as_it_should_be_is_reported_as_it_is(
+    reward: int, terminated: bool, truncated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rewards of nothing and of one are those very bits; after the end nothing is paid; and nothing is told."""
+    episode = play(Odd(0, (1, float(reward), terminated, truncated, {})), meaning_of(World()))
+    assert episode.states.tolist() == [[0, 1]]
+    assert episode.rewards.tolist() == [[reward, 0 if terminated or truncated else reward]]
+    assert caplog.messages == []
+
+
 def test_an_episode_that_failed_is_one_the_policy_could_have_played() -> None:
     """In the first state it takes the policy's action there: what is impossible would tell that nobody played."""
     policy = np.array([[1, 0], [0, 1]], dtype="<u2")
