@@ -1,6 +1,6 @@
 """Mutants: one small change at a time to what privacy rests on, to see whether a test notices (`make mutants`).
 
-A script of our own, because a run must fit an evening on two cores: it draws a sample (of thousands), runs only the
+A script of our own, because a run must fit an evening on two cores: it draws a sample of each file, runs only the
 tests of the file that was changed, nearest first, and can be stopped and taken up again. mutmut and cosmic-ray run
 everything for each mutant, keep their state in a cache of their own, and change messages as often as arithmetic.
 
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import hashlib
+import importlib
 import json
 import math
 import multiprocessing
@@ -25,25 +27,40 @@ import random
 import re
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-import dp_accounting.pld.pld_pmf
-import numba
 import pytest
-import scipy.optimize
-import scipy.stats
 
 ROOT = Path(__file__).parent.parent
 JUDGED = Path(__file__).with_name("mutants.md")
 RESULTS = ROOT / "out" / "mutants.jsonl"
 
 _FORK = multiprocessing.get_context("fork")
-_IMPORTED = (dp_accounting.pld.pld_pmf, numba, scipy.optimize, scipy.stats)
+# What takes long to import and is not ours, once for all mutants.
+_IMPORTED = [
+    importlib.import_module(name)
+    for name in (
+        "cryptography.hazmat.primitives.hpke",
+        "dp_accounting.pld.pld_pmf",
+        "gymnasium",
+        "httpx2",
+        "hypothesis.strategies",
+        "numba",
+        "prometheus_client",
+        "schemathesis",
+        "scipy.optimize",
+        "scipy.stats",
+        "starlette.applications",
+        "uvicorn",
+    )
+]
 
 #: Each file and its tests, beside its own examples: the first must let a mutant live before the next are run.
 TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -61,15 +78,23 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privatizers/local.py": (("privatizer_budgets",), ("privatizers",)),
     "privatizers/none.py": (("privatizers",),),
     "privatizers/shuffle.py": (("privatizer_budgets",), ("privatizers",)),
-    "network/agreement.py": (("network_agreement", "lengths"), ("node", "fleet", "coordinator", "summing")),
-    "network/composing.py": (("masking", "node"), ("summing", "lengths", "network_audit")),
+    "network/agreement.py": (
+        ("network_agreement", "masking", "lengths"),
+        ("node", "fleet"),
+        ("coordinator", "summing"),
+    ),
+    "network/composing.py": (("node",), ("fleet",), ("summing", "lengths", "network_audit")),
     "network/coordinator.py": (("coordinator",), ("summing", "summing_simulation", "network_http")),
     "network/fleet.py": (("fleet",), ("network_processes",)),
-    "network/masking.py": (("masking",), ("unmasking", "summing")),
+    "network/masking.py": (("masking", "lengths"), ("unmasking", "summing")),
     "network/mixing.py": (("mixing",), ("shuffler",)),
-    "network/node.py": (("node",), ("network_processes",)),
-    "network/opening.py": (("unmasking", "coordinator"), ("summing",)),
-    "network/reporting.py": (("node", "coordinator"), ("summing", "lengths", "network_audit")),
+    "network/node.py": (("node",), ("device", "network_processes")),
+    "network/opening.py": (("unmasking",), ("coordinator", "summing")),
+    "network/reporting.py": (
+        ("network_agreement", "masking", "lengths", "node"),
+        ("wire", "device"),
+        ("coordinator", "summing", "network_audit"),
+    ),
     "network/shuffler.py": (("shuffler",), ("shuffler_simulation", "summing", "lengths")),
 }
 
@@ -288,36 +313,41 @@ class Copy:
         self.folder = Path(shutil.copytree(ROOT, folder / "tree", ignore=unneeded))
         self.limits: dict[tuple[str, ...], float] = {}
 
-    def fails(self, tests: tuple[str, ...], limit: float = 10_000) -> bool:
-        """Whether some test notices, be it by never ending: by seconds of the processor, or twenty times as many."""
-        process = _FORK.Process(target=self._test, args=(tests, math.ceil(limit)))
+    def fails(self, tests: tuple[str, ...], limit: float = math.inf) -> bool:
+        """Whether some test notices, be it by never ending: by seconds of the processor, or five times as many."""
+        process = _FORK.Process(target=self._test, args=(tests, limit))
         process.start()
-        process.join(20 * limit)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.join(5 * limit if limit < math.inf else None)
+        with contextlib.suppress(ProcessLookupError):  # and what it left behind
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
         return process.exitcode != 0
 
-    def _test(self, tests: tuple[str, ...], limit: int) -> None:
-        """In a process of its own that has all imported but what is tested: that is most of the time a test takes."""
+    def _test(self, tests: tuple[str, ...], limit: float) -> None:
+        """In a process of its own that has all imported but what is tested: that is most of the time a test takes.
+
+        Without a limit nothing is changed, and what was compiled is kept for those to come.
+        """
         os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+        sys.dont_write_bytecode = limit < math.inf
+        if limit < math.inf:
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit)))
         os.chdir(self.folder)
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         os.environ |= {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-        sys.dont_write_bytecode = True
         sys.path[:0] = [str(self.folder / "src"), str(self.folder)]
         for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "shufflerl")]:
             del sys.modules[name]
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0"]
+        sys.modules["__main__"] = ModuleType("__main__")  # or every process that a test spawns imports all this again
+        options = ["-x", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-n", "0"]
         os._exit(pytest.main([*options, *tests], [_Quickest(self.folder / "took.json")]))
 
     def kills(self, mutant: Mutant) -> bool:
         """Whether some test of the file notices this change."""
         changed = self.folder / "src/shufflerl" / mutant.file
-        source = changed.read_bytes()
+        source, unchanged = changed.read_bytes(), changed.stat()
         try:
             for names in TESTS[mutant.file]:
                 tests = (f"src/shufflerl/{mutant.file}", *(f"tests/test_{name}.py" for name in names))
@@ -325,10 +355,15 @@ class Copy:
                 changed.write_bytes(mutant.of(source))
                 if self.fails(tests, limit):
                     return True
-                changed.write_bytes(source)
+                self._restore(changed, source, unchanged)
         finally:
-            changed.write_bytes(source)
+            self._restore(changed, source, unchanged)
         return False
+
+    def _restore(self, path: Path, source: bytes, stat: os.stat_result) -> None:
+        """Its time too, by which Python knows what it has compiled."""
+        path.write_bytes(source)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
     def _limit(self, tests: tuple[str, ...]) -> float:
         """Three times as long as it takes unchanged, which must pass."""
@@ -344,21 +379,21 @@ def main() -> None:
     """Try a sample of mutants, and tell of those that live."""
     parser = argparse.ArgumentParser(description="See which small faults no test notices.")
     parser.add_argument("--files", nargs="*", default=[""], help="beginnings of paths below src/shufflerl; all if none")
-    parser.add_argument("--most", type=int, default=200, help="how many mutants to draw")
+    parser.add_argument("--most", type=int, default=25, help="how many mutants to draw of each file")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--survivors", action="store_true", help="only those that survived before")
     asked = parser.parse_args()
 
     files = [file for file in TESTS if file.startswith(tuple(asked.files))]
-    everything = {key: mutant for file in files for key, mutant in mutants_of(file)}
+    found = {file: dict(mutants_of(file)) for file in files}
+    everything = {key: mutant for mutants in found.values() for key, mutant in mutants.items()}
     RESULTS.parent.mkdir(exist_ok=True)
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     killed: dict[str, bool] = {said["key"]: said["killed"] for said in map(json.loads, lines)}
     if asked.survivors:
         chosen = [key for key in everything if killed.get(key) is False]
     else:
-        chosen = random.Random(asked.seed).sample(list(everything), min(asked.most, len(everything)))
-    chosen.sort(key=list(everything).index)
+        chosen = [key for mutants in found.values() for key in _drawn(mutants, asked.most, asked.seed)]
     print(f"{len(chosen)} of {len(everything):,} mutants of {len(files)} files", flush=True)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, RESULTS.open("a") as results:
         copy = Copy(Path(folder))
@@ -372,15 +407,23 @@ def main() -> None:
                     f"{number:4} {'killed  ' if killed[key] else 'SURVIVED'} line {mutant.line} {mutant.text}",
                     flush=True,
                 )
-    _report([everything[key] for key in chosen if not killed[key]], len(chosen))
+    _report([everything[key] for key in chosen], [everything[key] for key in chosen if not killed[key]])
 
 
-def _report(survivors: list[Mutant], tried: int) -> None:
+def _drawn(mutants: dict[str, Mutant], most: int, seed: int) -> list[str]:
+    """A sample in the order of the file; a larger one has the smaller in it."""
+    keys = list(mutants)
+    drawn = set(random.Random(seed).sample(keys, len(keys))[:most])
+    return [key for key in keys if key in drawn]
+
+
+def _report(tried: list[Mutant], survivors: list[Mutant]) -> None:
     judged = JUDGED.read_text()
     new = [mutant for mutant in survivors if mutant.text not in judged]
-    print(f"\n{tried - len(survivors)} of {tried} killed; {len(survivors)} survived, {len(new)} of them not judged yet")
-    for file, count in sorted(Counter(mutant.file for mutant in survivors).items()):
-        print(f"  {file}: {count}")
+    lived = Counter(mutant.file for mutant in survivors)
+    print(f"\n{len(survivors)} of {len(tried)} survived, {len(new)} of them not judged yet; by file: drawn, killed")
+    for file, drawn in sorted(Counter(mutant.file for mutant in tried).items()):
+        print(f"| `{file}` | {drawn} | {drawn - lived[file]} |")
     for mutant in new:
         print(f"- {mutant.text} (line {mutant.line})")
     sys.exit(1 if new else 0)

@@ -25,7 +25,7 @@ from shufflerl.network.fleet import Fleet
 from shufflerl.privacy.accounting import Budget
 from tests.network_world import Crash
 from tests.test_cli import Call, call
-from tests.test_node import TERMS, Place, place, releases
+from tests.test_node import TERMS, Place, check_sent, place, releases
 from tests.waiting import PATIENCE, until
 
 __all__ = ["call", "place"]
@@ -57,6 +57,7 @@ def test_a_node_is_its_token_wherever_it_stands_in_the_list(place: Place) -> Non
         asyncio.run(first.run())
         assert first.verdicts == {"accepted": 2}
         assert len(first._ledger.releases) == 2
+    check_sent(place)
     with fleet(place, [tokens[1], tokens[1], tokens[0]]) as again:
         asyncio.run(asyncio.wait_for(again.run(), 20))
         assert again.verdicts == {}

@@ -30,6 +30,26 @@ def test_a_sum_cannot_wrap_nor_an_honest_one_be_refused(users: int, noise: float
     assert masking.word_bytes(users, noise, counters) == (2 if users < 32_000 else 4)
 
 
+@given(mean=st.floats(1e-9, 1e9), cases=st.integers(1, 10**12))
+def test_what_no_count_exceeds_is_by_chernoff_and_no_more(mean: float, cases: int) -> None:
+    """One more is as rare as it must be, the cap itself is not: shorter would cut off noise, longer only costs."""
+    most = masking.most_poisson(mean, cases)
+
+    def exponent(x: int) -> float:
+        return x * np.log(x / mean) - x + mean if x > mean else 0.0
+
+    assert exponent(most) < 35 + np.log(cases) <= exponent(most + 1)
+
+
+def test_a_word_is_as_wide_as_the_sum_needs() -> None:
+    """An honest sum fills at most half of the range, to the last one; beyond four bytes it is refused."""
+    noise = masking.most_poisson(100.0, 24)
+    for users, size in ((2**15 - 1 - noise, 2), (2**15 - noise, 4), (2**31 - 1 - noise, 4)):
+        assert masking.word_bytes(users, 100.0, 24) == size
+    with pytest.raises(InvalidInputError, match="masked sums end at"):
+        masking.word_bytes(2**31 - noise, 100.0, 24)
+
+
 def test_what_makes_no_sense_as_sums_is_refused() -> None:
     world = World(transport=Transport.sums)
     for changes in ({"users": 2**31}, {"excludable": 3}, {"transport": Transport.tags, "excludable": 1}):

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import httpx2
 import msgspec
 import numpy as np
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
@@ -38,11 +39,44 @@ TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
 ENV = TabularEnv(riverswim(np.random.default_rng(0), n_states=2, horizon=2))
 
 
+class Sent(NamedTuple):
+    """All that a request tells beside the bytes of its body."""
+
+    line: str
+    headers: tuple[tuple[str, str], ...]
+    body: int
+
+
+class Overheard:
+    """An application whose requests are written down before they are answered."""
+
+    def __init__(self, app: ASGIApp, sent: list[Sent]) -> None:
+        self.app, self.sent = app, sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = 0
+
+        async def overhear() -> Message:
+            nonlocal body
+            message = await receive()
+            body += len(message.get("body", b""))
+            return message
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = b"?".join(part for part in (scope["raw_path"], scope["query_string"]) if part)
+                headers = tuple((name.decode(), value.decode()) for name, value in scope["headers"])
+                self.sent.append(Sent(f"{scope['method']} {path.decode()}", headers, body))
+            await send(message)
+
+        await self.app(scope, overhear, answer)
+
+
 class Place:
     """A shuffler on loopback with one open batch of two users, and nodes with folders of their own."""
 
-    def __init__(self, folder: Path, port: int, world: World, server: ShufflerServer) -> None:
-        self.folder, self.world, self._server = folder, world, server
+    def __init__(self, folder: Path, port: int, world: World, server: ShufflerServer, sent: list[Sent]) -> None:
+        self.folder, self.world, self._server, self.sent = folder, world, server, sent
         self.invitation = replace(world.invitation, shuffler=f"http://127.0.0.1:{port}")
         self.tokens: dict[str, bytes] = {}
 
@@ -84,8 +118,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
     world = World(users=2, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=40.0)
     world.announce()
     server = ShufflerServer(world.shuffler, world.store)
-    with serving(server.app) as port:
-        yield Place(tmp_path, port, world, server)
+    app, sent = server.app, list[Sent]()
+    app.add_middleware(Overheard, sent=sent)
+    with serving(app) as port:
+        yield Place(tmp_path, port, world, server, sent)
 
 
 def test_a_node_takes_part_once(place: Place) -> None:
@@ -381,6 +417,35 @@ ODD = {
 }
 
 
+HEADERS = ["accept", "accept-encoding", "connection", "host", "user-agent"]
+
+
+def check_sent(place: Place) -> None:
+    """Three requests, whoever sends them: what they tell beside the sealed body is the same for all, and no more."""
+    path = f"/v1/tasks/{place.world.task.hex()}"
+    report = wire.Report(report_id=bytes(16), envelope=bytes(meaning_of(place.world).envelope_bytes))
+    upload = wire.encode(wire.Upload(batch=0, attempt=0, reports=[report]))
+    expected = [
+        (f"GET {path}/batch", HEADERS, 0),
+        (f"GET {path}/status", HEADERS, 0),
+        (f"POST {path}/reports", sorted([*HEADERS, "content-length", "content-type"]), len(upload)),
+    ]
+    found = [(sent.line, sorted(name for name, _ in sent.headers), sent.body) for sent in sorted(set(place.sent))]
+    assert found == expected
+    host = place.invitation.shuffler.removeprefix("http://")
+    for sent in place.sent:
+        assert dict(sent.headers)["host"] == host
+
+
+def test_what_a_node_sends_tells_nothing_of_its_episode_but_sealed(place: Place) -> None:
+    """No header, address or length differs between an episode that pays and one that fails."""
+    for name, env in (("pays", Odd(0, (1, 1.0, False, False, {}))), ("fails", Odd(None, None))):
+        node = place.node(name, env=env)
+        node.participate()
+        node.close()
+    check_sent(place)
+
+
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_whatever_an_environment_does_one_report_is_sent(place: Place, odd: Any, caplog: Any) -> None:
     """Silence would tell: the node is charged, and what it reports is an episode that nobody played."""
@@ -391,6 +456,27 @@ def test_whatever_an_environment_does_one_report_is_sent(place: Place, odd: Any,
     assert "The episode failed" in caplog.text
     episode = play(odd, meaning_of(place.world))
     assert (episode.states.tolist(), episode.rewards.tolist()) == ([[0, 0]], [[0, 0]])
+
+
+@pytest.mark.parametrize("reward", [0, 1])
+@pytest.mark.parametrize(("terminated", "truncated"), [(False, False), (True, False), (False, True)])
+def test_what_is_as_it_should_be_is_reported_as_it_is(
+    reward: int, terminated: bool, truncated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rewards of nothing and of one are those very bits; after the end nothing is paid; and nothing is told."""
+    episode = play(Odd(0, (1, float(reward), terminated, truncated, {})), meaning_of(World()))
+    assert episode.states.tolist() == [[0, 1]]
+    assert episode.rewards.tolist() == [[reward, 0 if terminated or truncated else reward]]
+    assert caplog.messages == []
+
+
+def test_an_episode_that_failed_is_one_the_policy_could_have_played() -> None:
+    """In the first state it takes the policy's action there: what is impossible would tell that nobody played."""
+    policy = np.array([[1, 0], [0, 1]], dtype="<u2")
+    meaning = meaning_of(World(), policies=policy.tobytes())
+    for env in ODD.values():
+        episode = play(env, meaning)
+        assert episode.actions.tolist() == [[policy[h, x] for h, x in enumerate(episode.states[0])]]
 
 
 def test_a_program_that_makes_errors_of_warnings_still_reports(place: Place) -> None:

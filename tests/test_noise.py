@@ -14,7 +14,7 @@ from scipy import stats
 
 from shufflerl.checks import FloatArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, reach
+from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise, reach
 
 Lattice = PoissonNoise | BinomialNoise
 
@@ -28,6 +28,7 @@ LAWS: list[Noise] = [
     BinomialNoise(10**17, 0.5),
     BinomialNoise(10**17, 1e-14),
     GaussianNoise(2.5),
+    UnaryNoise(40, 4, 0.2113),
 ]
 
 MEANS = st.floats(0.05, 300.0)
@@ -59,7 +60,7 @@ def test_all_laws_share_the_interface() -> None:
         assert law.repeated(3).variance == pytest.approx(3 * law.variance, rel=1e-14)
         assert law.cdf([[0.0, 1.0, 2.0]]).shape == (1, 3)
         assert law.cdf(-20 * law.sd - 60) < 1e-9
-        assert law.cdf(20 * law.sd + 60) == 1.0
+        assert law.cdf(20 * law.sd + 60) == pytest.approx(1.0, abs=1e-14)
         assert (np.diff(law.cdf(np.linspace(-6 * law.sd - 1, 6 * law.sd + 1, 401))) >= 0).all()
 
 
@@ -208,6 +209,41 @@ def test_huge_laws_meet_their_gaussian_limit(law: Noise, failure: float) -> None
 def test_gaussian_bound_is_exact(failure: float) -> None:
     law = GaussianNoise(3.0)
     assert 2 * law.cdf(-law.bound(failure)) == pytest.approx(failure, rel=1e-12)
+
+
+@pytest.mark.parametrize(("groups", "flip"), [(1, 0.3), (3, 0.05), (3, 0.2), (11, 0.45)])
+def test_unary_variance_and_bound_hold_for_every_count_by_enumeration(groups: int, flip: float) -> None:
+    """A user reports one of the groups, and then a fair coin where it touched the counter, else a flipped bit."""
+    users = 12
+    one = UnaryNoise(1, groups, flip)
+
+    def errors(touched: bool) -> dict[float, float]:
+        chance = 0.5 if touched else flip
+        values = ((one.weight * (1 - flip), chance / groups), (-one.weight * flip, (1 - chance) / groups))
+        found: dict[float, float] = {}
+        for value, mass in (*values, (0.0, 1 - 1 / groups)):
+            found[value - touched] = found.get(value - touched, 0.0) + mass
+        return found
+
+    variances = []
+    for touched in (False, True):
+        law = errors(touched)
+        assert sum(value * mass for value, mass in law.items()) == pytest.approx(0.0, abs=1e-12)
+        variances.append(sum(value**2 * mass for value, mass in law.items()))
+    assert one.variance == pytest.approx(max(variances), rel=1e-12)
+    assert UnaryNoise(users, groups, flip).variance == pytest.approx(users * max(variances), rel=1e-12)
+    for count in (0, 5, users):
+        sums = {0.0: 1.0}
+        for user in range(users):
+            law, added = errors(user < count), dict[float, float]()
+            for (total, mass), (value, chance) in itertools.product(sums.items(), law.items()):
+                key = round(total + value, 9)
+                added[key] = added.get(key, 0.0) + mass * chance
+            sums = added
+        for failure in (0.3, 0.01, 1e-6):
+            bound = UnaryNoise(users, groups, flip).bound(failure)
+            assert sum(mass for value, mass in sums.items() if abs(value) > bound + 1e-6) <= failure
+            assert bound == pytest.approx(one.weight * reach(users * max(variances) / one.weight**2, failure))
 
 
 @pytest.mark.parametrize("law", [PoissonNoise(1.3), BinomialNoise(5, 0.2)])

@@ -178,8 +178,6 @@ def _understood(said: Announcement, payload: bytes) -> Agreement:
             f"It may exclude {said.excludable} of {said.users} users; of sums somebody must be left, of tags nobody is "
             "excluded."
         )
-    if said.transport == Transport.sums:
-        masking.word_bytes(said.users, said.noise_mean, query.size)  # refuses sums that could wrap
     protocol = Protocol(query, said.users, PoissonNoise(said.noise_mean), 1 - said.excludable / said.users)
     if (noise := protocol.rate * query.size) > _MOST_NOISE:
         raise InvalidInputError(
@@ -187,7 +185,7 @@ def _understood(said: Announcement, payload: bytes) -> Agreement:
             f"{_MOST_NOISE:,}. Ask more users at once, or allow a larger epsilon."
         )
     agreement = Agreement(said, crypto.digest(payload), batch, protocol)
-    _ = agreement.envelope_bytes  # of noise that is too small a number there is no length
+    _ = agreement.envelope_bytes  # of sums that could wrap, and of noise that is too small a number, there is no length
     return agreement
 
 
