@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import inspect
+import pkgutil
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import shufflerl
 from shufflerl import cli, errors
 from shufflerl.network import agreement, coordinator, node, wire
 
@@ -24,13 +29,14 @@ FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "sour
 @pytest.mark.slow
 def test_the_site(tmp_path: Path) -> None:
     """One test, as building the site takes long."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+    command = [sys.executable, str(DOCS / "assets" / "site.py"), str(tmp_path)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
     _fetches_nothing_from_outside(tmp_path)
     _has_every_command(tmp_path)
     _has_pages_for_links_into_the_repository(tmp_path)
     _has_pictures_that_follow_its_colours(tmp_path)
+    _shows_fields_and_signatures(tmp_path)
     assert '<a href="index.html">All errors</a>' in (tmp_path / "errors" / "late.html").read_text()
 
 
@@ -68,6 +74,13 @@ def _has_every_command(site: Path) -> None:
     assert [name for name in names if f">shufflerl {name}<" not in page] == []
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    pages = {page for page in pages if not page.startswith("errors/")} | {"errors/index.md", "reference/cli.md"}
+    named = re.findall(r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text())
+    assert sorted(named) == sorted(pages)
+
+
 def _has_pages_for_links_into_the_repository(site: Path) -> None:
     assert "def learn(" in re.sub("<[^>]+>", "", (site / "source/src/shufflerl/loop.py.html").read_text())
     assert "source/src/shufflerl/loop.py.html" in (site / "tutorials/riverswim.html").read_text()
@@ -77,6 +90,53 @@ def _has_pictures_that_follow_its_colours(site: Path) -> None:
     page = (site / "concepts/trust.html").read_text()
     assert page.count('class="fig"') == 2
     assert "var(--ink)" in page
+
+
+def _documented() -> list[ModuleType]:
+    """The modules of the reference."""
+    pages = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    return [importlib.import_module(name) for name in re.findall(r"^::: (\S+)$", pages, flags=re.MULTILINE)]
+
+
+def _exported() -> list[Any]:
+    """Classes and functions that packages name in __all__."""
+    walked = pkgutil.walk_packages(shufflerl.__path__, "shufflerl.")
+    packages = [shufflerl, *(importlib.import_module(one.name) for one in walked if one.ispkg)]
+    return [getattr(package, name) for package in packages for name in getattr(package, "__all__", [])]
+
+
+def _defined(module: ModuleType) -> list[Any]:
+    """What a module defines for others."""
+    named = [one for name, one in vars(module).items() if not name.startswith("_")]
+    return [one for one in named if getattr(one, "__module__", None) == module.__name__]
+
+
+def _expected(value: Any) -> set[str]:
+    """Names of the parameters and fields of a class or function."""
+    fields = {name for name in getattr(value, "__annotations__", {}) if inspect.isclass(value)}
+    ours = inspect.isfunction(value) or dataclasses.is_dataclass(value) or "__init__" in vars(value)
+    made = ours and not getattr(value, "_is_protocol", False)
+    parameters = set(inspect.signature(value).parameters) if made else set()
+    return {name for name in fields | parameters if not name.startswith("_")}
+
+
+def _shows_fields_and_signatures(site: Path) -> None:
+    """Of every public class and function of the modules in the reference, and of all that packages export."""
+    sections: dict[str, str] = {}
+    for page in (site / "reference").glob("*.html"):
+        text = re.sub(r'<details class="mkdocstrings-source.*?</details>', "", page.read_text(), flags=re.DOTALL)
+        parts = re.split(r'<h\d id="(shufflerl[\w.]*)"', text)
+        sections |= dict(zip(parts[1::2], parts[2::2], strict=True))
+    values = [*_exported(), *(one for module in _documented() for one in _defined(module))]
+    values = [one for one in values if inspect.isclass(one) or inspect.isfunction(one)]
+    assert len(values) > 250
+    missing = []
+    for value in values:
+        name = f"{value.__module__}.{value.__qualname__}"
+        shown = re.sub("<[^>]+>", "", sections.get(name, ""))
+        words = set(re.findall(r"(\w+)(?=[:=,)\s])", shown))
+        missing += [name] if name not in sections else [f"{name}: {one}" for one in _expected(value) - words]
+    assert not missing, missing
 
 
 def _kinds(kind: type[Exception]) -> set[str]:
