@@ -9,12 +9,14 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 import shufflerl
 from shufflerl import cli, errors
@@ -79,6 +81,18 @@ def test_every_page_is_in_the_navigation() -> None:
     pages = {page for page in pages if not page.startswith("errors/")} | {"errors/index.md", "reference/cli.md"}
     named = re.findall(r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text())
     assert sorted(named) == sorted(pages)
+
+
+def _words(page: Path) -> int:
+    """Words of a page that are read: without code, and without where links lead."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return len(re.findall(r"[\w']+", re.sub(r"\]\([^)]*\)", "]", text)))
+
+
+def test_every_page_is_read_in_five_minutes() -> None:
+    """At 250 words a minute."""
+    long = {page.relative_to(DOCS).as_posix(): n for page in DOCS.rglob("*.md") if (n := _words(page)) > 1250}
+    assert long == {}
 
 
 def _has_pages_for_links_into_the_repository(site: Path) -> None:
@@ -197,3 +211,40 @@ def test_the_evidence_of_every_correction_exists() -> None:
         assert named
         tests = "".join((ROOT / path).read_text() for path in linked)
         assert [name for name in named if f"def {name}(" not in tests] == []
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """In the package, its metadata, the citation and the changelog, whose date is the citation's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    released = re.findall(r"^## (\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert released[0] == (shufflerl.__version__, str(citation["date-released"]))
+    assert project["version"] == citation["version"] == shufflerl.__version__
+
+
+def test_the_changelog_has_versions_and_categories() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert [version.split()[0] for version in versions] == ["Unreleased", "0.2.0", "0.1.0"]
+    for version in versions:
+        order = [name for name in ("Added", "Changed", "Removed", "Fixed", "Security") if f"### {name}\n" in version]
+        assert re.findall(r"^### (.+)$", version, flags=re.MULTILINE) == order
+    dates = [version.splitlines()[0].split(" - ")[1] for version in versions[1:]]
+    assert dates == sorted(dates, reverse=True)
+
+
+def test_the_workflow_tests_every_python_that_the_package_names() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    assert workflow["strategy"]["matrix"]["python"] == named
+    assert {"run": "make test"} in workflow["steps"]
+
+
+def test_hooks_are_programs_of_ours() -> None:
+    """Nothing is fetched: every hook is local, and what it calls is in the environment that `make install` makes."""
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [one["repo"] for one in repositories] == ["local"]
+    for hook in repositories[0]["hooks"]:
+        assert hook["language"] == "system"
+        assert (Path(sys.executable).parent / Path(hook["entry"].split()[0]).name).exists(), hook["entry"]
