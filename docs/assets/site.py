@@ -12,10 +12,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)\)")
+_LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 #: Figures of measurements keep their own white ground.
 _PICTURE = re.compile(r"!\[[^\]]*\]\(((?:\.\./)*images/(?!reproduce|theorem)[^)]*\.svg)\)")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "sh", ".conf": "text"}
@@ -40,45 +41,54 @@ def complete(docs: Path) -> None:
     """Copy docs/ to a folder and add what the site has beside it."""
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("__pycache__"))
     (docs / "reference" / "cli.md").write_text(_command_line())
+    for page in sorted((docs / "errors").glob("*.md")):
+        if page.name != "index.md":
+            page.write_text(f"{page.read_text()}\n[All errors](index.md)\n")
     linked: set[str] = set()
     for page in sorted(docs.rglob("*.md")):
         here = page.relative_to(docs).as_posix()
-        text = page.read_text()
-        linked |= {path for link in _OUTSIDE.findall(text) if (path := _target(here, link)) is not None}
-        page.write_text(_completed(here, text))
-    for path in sorted(linked):
+        text = _PICTURE.sub(partial(_inlined, here), page.read_text())
+        page.write_text(_led(text, f"docs/{here}", here, linked))
+    shown: set[str] = set()
+    while linked > shown:
+        path = min(linked - shown)
+        shown.add(path)
         page = docs / "source" / f"{path}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(_source_page(path))
+        page.write_text(_source_page(path, linked))
 
 
-def _completed(here: str, text: str) -> str:
-    """A page with its links led to pages of the site, and its pictures in it, where they take its colours."""
+def _inlined(here: str, picture: re.Match[str]) -> str:
+    """A picture of ours in the page itself, where it takes the page's colours."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(here), picture[1]))
+    return f'<div class="fig-scroll">{(ROOT / "docs" / path).read_text().strip()}</div>'
+
+
+def _led(text: str, file: str, page: str, linked: set[str]) -> str:
+    """A text of a file of the repository, shown by a page of the site, with its links led to pages of the site.
+
+    Files and folders outside of docs/ are added to those that are linked.
+    """
 
     def led(match: re.Match[str]) -> str:
-        path = _target(here, match[1])
-        if path is None:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(file), match[1]))
+        if path.startswith("..") or not (ROOT / path).exists():
             return match[0]
-        return f"]({posixpath.relpath(f'source/{path}.md', posixpath.dirname(here) or '.')})"
+        if path.startswith("docs/"):
+            there = path.removeprefix("docs/")
+        else:
+            linked.add(path)
+            there = f"source/{path}.md"
+        return f"]({posixpath.relpath(there, posixpath.dirname(page) or '.')}{match[2] or ''})"
 
-    def inlined(match: re.Match[str]) -> str:
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(here), match[1]))
-        return f'<div class="fig-scroll">{(ROOT / "docs" / path).read_text().strip()}</div>'
-
-    if here.startswith("errors/") and here != "errors/index.md":
-        text += "\n[All errors](index.md)\n"
-    return _PICTURE.sub(inlined, _OUTSIDE.sub(led, text))
-
-
-def _target(page: str, link: str) -> str | None:
-    """The file or folder of the repository that a link of a page leads to, if that is outside of docs/."""
-    path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
-    return None if path.startswith(("docs/", "..")) or not (ROOT / path).exists() else path
+    return _LINK.sub(led, text)
 
 
-def _source_page(path: str) -> str:
-    """A page that shows a file, or the files of a folder."""
+def _source_page(path: str, linked: set[str]) -> str:
+    """A page that shows a file, or the files of a folder; Markdown as it reads."""
     here = ROOT / path
+    if here.suffix == ".md":
+        return _led(here.read_text(), path, f"source/{path}.md", linked)
     files = [here] if here.is_file() else sorted(one for one in here.iterdir() if one.is_file())
     shown = [f"# `{path}`\n"]
     for file in files:
