@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import inspect
+import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import yaml
 
+import shufflerl
 from shufflerl import cli, errors
 from shufflerl.network import agreement, coordinator, node, wire
 
@@ -24,13 +31,14 @@ FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "sour
 @pytest.mark.slow
 def test_the_site(tmp_path: Path) -> None:
     """One test, as building the site takes long."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+    command = [sys.executable, str(DOCS / "assets" / "site.py"), str(tmp_path)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
     _fetches_nothing_from_outside(tmp_path)
     _has_every_command(tmp_path)
     _has_pages_for_links_into_the_repository(tmp_path)
     _has_pictures_that_follow_its_colours(tmp_path)
+    _shows_fields_and_signatures(tmp_path)
     assert '<a href="index.html">All errors</a>' in (tmp_path / "errors" / "late.html").read_text()
 
 
@@ -68,6 +76,25 @@ def _has_every_command(site: Path) -> None:
     assert [name for name in names if f">shufflerl {name}<" not in page] == []
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    pages = {page for page in pages if not page.startswith("errors/")} | {"errors/index.md", "reference/cli.md"}
+    named = re.findall(r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text())
+    assert sorted(named) == sorted(pages)
+
+
+def _words(page: Path) -> int:
+    """Words of a page that are read: without code, and without where links lead."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return len(re.findall(r"[\w']+", re.sub(r"\]\([^)]*\)", "]", text)))
+
+
+def test_every_page_is_read_in_five_minutes() -> None:
+    """At 250 words a minute; but for one that is being rewritten."""
+    long = {page.relative_to(DOCS).as_posix(): n for page in DOCS.rglob("*.md") if (n := _words(page)) > 1250}
+    assert set(long) <= {"optimistic.md"}, long
+
+
 def _has_pages_for_links_into_the_repository(site: Path) -> None:
     assert "def learn(" in re.sub("<[^>]+>", "", (site / "source/src/shufflerl/loop.py.html").read_text())
     assert "source/src/shufflerl/loop.py.html" in (site / "tutorials/riverswim.html").read_text()
@@ -77,6 +104,53 @@ def _has_pictures_that_follow_its_colours(site: Path) -> None:
     page = (site / "concepts/trust.html").read_text()
     assert page.count('class="fig"') == 2
     assert "var(--ink)" in page
+
+
+def _documented() -> list[ModuleType]:
+    """The modules of the reference."""
+    pages = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    return [importlib.import_module(name) for name in re.findall(r"^::: (\S+)$", pages, flags=re.MULTILINE)]
+
+
+def _exported() -> list[Any]:
+    """Classes and functions that packages name in __all__."""
+    walked = pkgutil.walk_packages(shufflerl.__path__, "shufflerl.")
+    packages = [shufflerl, *(importlib.import_module(one.name) for one in walked if one.ispkg)]
+    return [getattr(package, name) for package in packages for name in getattr(package, "__all__", [])]
+
+
+def _defined(module: ModuleType) -> list[Any]:
+    """What a module defines for others."""
+    named = [one for name, one in vars(module).items() if not name.startswith("_")]
+    return [one for one in named if getattr(one, "__module__", None) == module.__name__]
+
+
+def _expected(value: Any) -> set[str]:
+    """Names of the parameters and fields of a class or function."""
+    fields = {name for name in getattr(value, "__annotations__", {}) if inspect.isclass(value)}
+    ours = inspect.isfunction(value) or dataclasses.is_dataclass(value) or "__init__" in vars(value)
+    made = ours and not getattr(value, "_is_protocol", False)
+    parameters = set(inspect.signature(value).parameters) if made else set()
+    return {name for name in fields | parameters if not name.startswith("_")}
+
+
+def _shows_fields_and_signatures(site: Path) -> None:
+    """Of every public class and function of the modules in the reference, and of all that packages export."""
+    sections: dict[str, str] = {}
+    for page in (site / "reference").glob("*.html"):
+        text = re.sub(r'<details class="mkdocstrings-source.*?</details>', "", page.read_text(), flags=re.DOTALL)
+        parts = re.split(r'<h\d id="(shufflerl[\w.]*)"', text)
+        sections |= dict(zip(parts[1::2], parts[2::2], strict=True))
+    values = [*_exported(), *(one for module in _documented() for one in _defined(module))]
+    values = [one for one in values if inspect.isclass(one) or inspect.isfunction(one)]
+    assert len(values) > 250
+    missing = []
+    for value in values:
+        name = f"{value.__module__}.{value.__qualname__}"
+        shown = re.sub("<[^>]+>", "", sections.get(name, ""))
+        words = set(re.findall(r"(\w+)(?=[:=,)\s])", shown))
+        missing += [name] if name not in sections else [f"{name}: {one}" for one in _expected(value) - words]
+    assert not missing, missing
 
 
 def _kinds(kind: type[Exception]) -> set[str]:
@@ -137,3 +211,50 @@ def test_the_evidence_of_every_correction_exists() -> None:
         assert named
         tests = "".join((ROOT / path).read_text() for path in linked)
         assert [name for name in named if f"def {name}(" not in tests] == []
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """In the package, its metadata, the citation and the changelog, whose date is the citation's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    released = re.findall(r"^## (\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert released[0] == (shufflerl.__version__, str(citation["date-released"]))
+    assert project["version"] == citation["version"] == shufflerl.__version__
+
+
+def test_the_changelog_has_versions_and_categories() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert [version.split()[0] for version in versions] == ["Unreleased", "0.2.0", "0.1.0"]
+    for version in versions:
+        order = [name for name in ("Added", "Changed", "Removed", "Fixed", "Security") if f"### {name}\n" in version]
+        assert re.findall(r"^### (.+)$", version, flags=re.MULTILINE) == order
+    dates = [version.splitlines()[0].split(" - ")[1] for version in versions[1:]]
+    assert dates == sorted(dates, reverse=True)
+
+
+def test_the_workflow_tests_every_python_that_the_package_names() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    assert workflow["strategy"]["matrix"]["python"] == named
+    assert {"run": "make test"} in workflow["steps"]
+
+
+def test_hooks_are_programs_of_ours() -> None:
+    """Nothing is fetched: every hook is local, and what it calls is in the environment that `make install` makes."""
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [one["repo"] for one in repositories] == ["local"]
+    for hook in repositories[0]["hooks"]:
+        assert hook["language"] == "system"
+        assert (Path(sys.executable).parent / Path(hook["entry"].split()[0]).name).exists(), hook["entry"]
+
+
+def test_research_notes_say_when_and_against_what_they_were_measured() -> None:
+    index = (ROOT / "research" / "README.md").read_text()
+    rows = dict(re.findall(r"^\| \[[^]]+\]\((\S+)\) \| \d+ \w+ 20\d\d \| ([0-9a-f]{7}) \|$", index, flags=re.MULTILINE))
+    pages = {page.name: page.read_text() for page in (ROOT / "research").glob("*.md") if page.name != "README.md"}
+    assert set(rows) == set(pages)
+    for name, text in pages.items():
+        assert re.match(r"# .+\n\n\d+ \w+ 20\d\d, against", text), name
+        assert rows[name] in text

@@ -56,7 +56,7 @@ def _wheel_holds_the_package_alone(wheel: Path) -> None:
 def _source_holds_what_builds_and_tests_it(source: Path) -> None:
     with tarfile.open(source) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    wanted = {"pyproject.toml", "README.md", "LICENSE", "constraints.txt", "Makefile", "mkdocs.yml", "docs/index.md"}
+    wanted = {"pyproject.toml", "README.md", "LICENSE", "constraints.txt", "Makefile", "zensical.toml", "docs/index.md"}
     assert wanted | {"deploy/Dockerfile", "tests/test_packaging.py", "src/shufflerl/py.typed"} <= names
     assert not [name for name in names if name.startswith((".venv", "out", "site", "dist"))]
 

@@ -15,7 +15,7 @@ RUN = [
     *sorted(page for page in (DOCS / "tutorials").glob("*.md") if page.name != "index.md"),
     DOCS / "start.md",
     DOCS / "privacy-officer.md",
-    DOCS / "security.md",
+    DOCS / "poisoning.md",
     DOCS / "operate" / "sizing.md",
 ]
 

@@ -32,8 +32,9 @@ from shufflerl.network.wire import (
 )
 from tests.network_world import World
 
-PAGE = (Path(__file__).parent.parent / "docs" / "wire.md").read_text()
-VECTORS: dict[str, Any] = json.loads(PAGE.partition("```json\n")[2].partition("```")[0])
+DOCS = Path(__file__).parent.parent / "docs"
+SHOWN = (DOCS / "wire-vectors.md").read_text()
+VECTORS: dict[str, Any] = json.loads(SHOWN.partition("```json\n")[2].partition("```")[0])
 
 
 def vector(name: str) -> bytes:
@@ -134,7 +135,7 @@ def test_the_masked_vector_of_the_page() -> None:
 
 def test_every_problem_is_on_the_page() -> None:
     for reason in Reason:
-        assert f"`{reason}`" in PAGE
+        assert f"`{reason}`" in (DOCS / "wire-http.md").read_text()
         problem = ProblemError(reason, "detail").problem
         assert (problem.type, problem.detail) == (f"urn:shufflerl:problem:{reason}", "detail")
 
