@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.measure import Figure
 from shufflerl import CountPopulation, CountQuery, Release, envs, learn, learners
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray
 from shufflerl.counts import Batch, Counter, Counts, Trajectories
 from shufflerl.mdp import MDP
 from shufflerl.network import agreement, wire

@@ -18,7 +18,7 @@ from scipy import optimize, sparse
 
 from bench.measure import Figure, in_process, medians, print_measure, seconds, slowest_batch
 from shufflerl import MDP, CountPopulation, envs, learn, policy_sets, privatizers
-from shufflerl.checks import BoolArray
+from shufflerl.arrays import BoolArray
 from shufflerl.errors import PrivacyWarning
 from shufflerl.experiment import Setting, run_seeds
 from shufflerl.history import History

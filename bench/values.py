@@ -6,8 +6,7 @@ import numpy as np
 
 from bench.measure import Figure, medians, seconds
 from shufflerl import MDP, envs
-from shufflerl.checks import FloatArray
-from shufflerl.mdp import PolicyArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.planning import policy_values
 
 POLICIES, REPEATS = 100_000, 10

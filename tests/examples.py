@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shufflerl import planning
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Batch, CountQuery
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.kernels.optimism import Rows
-from shufflerl.mdp import MDP, Mixture, PolicyArray
+from shufflerl.mdp import MDP, Mixture
 
 
 def random_mdp(

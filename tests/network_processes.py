@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 import numpy as np
 
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import LostWorkersError

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from shufflerl import privatizers
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.privacy import accounting

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shufflerl import learners, privatizers
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.counts import Batch, CountQuery
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.estimation.posterior import Posterior

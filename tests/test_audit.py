@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.privacy import protocol

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from shufflerl import cli
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
 from shufflerl.experiment import Setting
 from shufflerl.experiments import compare, store

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import optimize, sparse, stats
 
 from shufflerl import learners
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.counts import Batch, CountQuery, Counts, Release
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import InvalidInputError

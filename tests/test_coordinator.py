@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim

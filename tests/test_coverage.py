@@ -8,12 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shufflerl import policy_sets
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.coverage import Design, coverage_design
 from shufflerl.envs.random_mdp import random_mdp
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import InvalidInputError
-from shufflerl.mdp import Mixture, PolicyArray
+from shufflerl.mdp import Mixture
 from shufflerl.planning import occupancy, visit_probabilities
 from tests.test_policy_sets import (
     distinct_policies,

@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize, stats
 
 from shufflerl import CountPopulation, learners, privatizers
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.envs import make
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.kernels.concentration import learn_law, log_likelihoods

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import linalg
 
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import ContractError
 from shufflerl.estimation.flow import conserve

@@ -12,10 +12,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
+from shufflerl.arrays import PolicyArray
 from shufflerl.envs import make
 from shufflerl.envs.gym import GYMNASIUM_IDS, GymSimulator, TabularEnv, register
 from shufflerl.errors import InvalidInputError, MissingExtraError, UnknownNameError
-from shufflerl.mdp import MDP, PolicyArray
+from shufflerl.mdp import MDP
 from shufflerl.planning import greedy, optimal_q, policy_values, visit_probabilities
 
 #: Standard errors allowed: a comparison of normal means fails by chance with probability 6e-7.

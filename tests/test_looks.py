@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from shufflerl import planning
-from shufflerl.checks import FloatArray, frozen
+from shufflerl.arrays import FloatArray
+from shufflerl.checks import frozen
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.kernels.detours import Rivals, gain_of
 from shufflerl.kernels.looks import (

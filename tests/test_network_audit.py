@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shufflerl import cli, network
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.errors import MissingExtraError
 from shufflerl.network import (

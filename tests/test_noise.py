@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
 from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise, reach
 

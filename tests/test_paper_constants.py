@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import chisquare
 
 from shufflerl import coverage, policy_sets, privatizers
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.coverage import Design, coverage_design
 from shufflerl.estimation import precision
@@ -22,7 +22,7 @@ from shufflerl.learners import sdp_pe
 from shufflerl.learners.radius import PaperRadius
 from shufflerl.learners.sdp_pe import SDPPE
 from shufflerl.loop import learn
-from shufflerl.mdp import MDP, Mixture, PolicyArray, Problem
+from shufflerl.mdp import MDP, Mixture, Problem
 from shufflerl.planning import occupancy, visit_probabilities
 from shufflerl.policy_sets.base import PolicySet, Search
 from shufflerl.population import CountPopulation

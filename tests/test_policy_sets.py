@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from shufflerl import policy_sets
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import InvalidInputError, StateMismatchError
-from shufflerl.mdp import PolicyArray
 from shufflerl.planning import greedy, optimal_q, policy_values, visit_probabilities
 from shufflerl.policy_sets.product import ProductSet
 from tests.examples import all_policies, random_mdp

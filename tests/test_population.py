@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray
 from shufflerl.counts import Batch, CountQuery, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP, Mixture

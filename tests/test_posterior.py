@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.estimation.posterior import Posterior

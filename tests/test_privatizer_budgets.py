@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shufflerl import privatizers
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError
 from shufflerl.privacy.accounting import calibrate_gaussian, paper_noise

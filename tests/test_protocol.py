@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Counter, CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP, Problem

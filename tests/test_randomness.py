@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shufflerl.checks import BoolArray
+from shufflerl.arrays import BoolArray
 from shufflerl.privacy import randomness
 
 LEVEL = 1e-7

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from shufflerl import Release, learn, privatizers
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.estimation import precision
 from shufflerl.learners.sdp_pe import SDPPE
-from shufflerl.mdp import PolicyArray
 from shufflerl.population import CountPopulation
 from shufflerl.privatizers.base import Privatizer
 from tests.examples import random_mdp

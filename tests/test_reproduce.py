@@ -15,7 +15,7 @@ import pytest
 from matplotlib import image
 
 from shufflerl import cli
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.errors import LostWorkersError, StateMismatchError, StorageError
 from shufflerl.experiment import Setting
 from shufflerl.experiments import report, store, tuning

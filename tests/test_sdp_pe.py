@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shufflerl import envs, planning, privatizers
+from shufflerl.arrays import PolicyArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.history import History
@@ -15,7 +16,7 @@ from shufflerl.learners.base import Learner
 from shufflerl.learners.sdp_pe import SDPPE
 from shufflerl.learners.stages import split_evenly, stage_users
 from shufflerl.loop import learn
-from shufflerl.mdp import MDP, PolicyArray, Problem
+from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation
 from shufflerl.privatizers.base import Privatizer
 from tests.contracts.learner import EPISODES, LearnerContract

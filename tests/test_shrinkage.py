@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import integrate, optimize, stats
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.kernels.pooling import TYPICAL, UNKNOWN
 from shufflerl.kernels.posterior import (
     CONCENTRATIONS,

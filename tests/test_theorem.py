@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shufflerl import envs, planning, privatizers
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.history import History
 from shufflerl.learners.radius import PaperRadius
 from shufflerl.learners.sdp_pe import SDPPE

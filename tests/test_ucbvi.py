@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from shufflerl import envs, privatizers, state
+from shufflerl.arrays import PolicyArray
 from shufflerl.episodes import EpisodeStretch
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.history import History
@@ -12,7 +13,7 @@ from shufflerl.kernels.ucbvi import optimistic_policy, upper_bound
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.loop import learn
-from shufflerl.mdp import MDP, PolicyArray, Problem
+from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.privatizers.none import NoPrivacy
 from tests.contracts.learner import LearnerContract

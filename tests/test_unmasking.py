@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shufflerl import learners
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.mdp import Problem

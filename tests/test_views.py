@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shufflerl import envs, learners, privatizers
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.learners.base import Learner
 from shufflerl.learners.sdp_pe import SDPPE
 from shufflerl.mdp import MDP, Mixture, Problem

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 from scipy import integrate, optimize, stats
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.kernels.looks import Best, plan_look
 from shufflerl.kernels.optimism import Rows
 from shufflerl.kernels.pooling import TYPICAL
-from shufflerl.mdp import PolicyArray
 
 
 def gain_by_integration(

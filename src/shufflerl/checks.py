@@ -10,11 +10,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 #: Tables of transitions above this size are refused before anything is allocated: a slip, not a problem to learn.
 MOST_BYTES = 4 * 2**30

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray, FloatArray, IntArray
+from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.layout import Layout
 from shufflerl.mdp import Mixture, Problem

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.layout import Layout
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
-from shufflerl.mdp import Mixture, PolicyArray
+from shufflerl.mdp import Mixture
 from shufflerl.population import CountPopulation, Population
 from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer
 from shufflerl.privatizers.none import NoPrivacy

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Counts
-from shufflerl.mdp import MDP, Mixture, PolicyArray
+from shufflerl.mdp import MDP, Mixture
 from shufflerl.planning import mixture_value
 
 

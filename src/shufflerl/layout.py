@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray, IntArray
+from shufflerl.arrays import BoolArray, IntArray, StateArray
 from shufflerl.errors import InvalidInputError
-
-StateArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,12 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray, FloatArray, IntArray
+from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray
 from shufflerl.errors import InvalidInputError
 from shufflerl.layout import Layout
-
-#: A deterministic policy is an array of actions[h, x]; many of them are one array [m, h, x].
-PolicyArray = NDArray[np.int32]
 
 #: More episodes than this would overflow the 64-bit counts.
 MOST_EPISODES = 10**18

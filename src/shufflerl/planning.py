@@ -10,10 +10,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
 from shufflerl.kernels import planning as kernels
-from shufflerl.layout import Layout, StateArray
-from shufflerl.mdp import MDP, Mixture, PolicyArray
+from shufflerl.layout import Layout
+from shufflerl.mdp import MDP, Mixture
 
 
 def optimal_q(transitions: FloatArray, rewards: FloatArray) -> FloatArray:

@@ -6,11 +6,11 @@ from typing import Protocol
 
 import numpy as np
 
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray, PolicyArray
 from shufflerl.counts import Batch, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.kernels import sampling as kernels
-from shufflerl.mdp import MDP, MOST_EPISODES, PolicyArray
+from shufflerl.mdp import MDP, MOST_EPISODES
 from shufflerl.seeding import Seed, stream
 
 #: More users than this, played one by one, are refused: their trajectories would fill the memory.

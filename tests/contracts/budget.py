@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy import fft, optimize, stats
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.counts import Batch, CountQuery, Counts, Release
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI

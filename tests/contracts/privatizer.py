@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Batch, CountQuery, Counts, Release
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.learners.base import Learner

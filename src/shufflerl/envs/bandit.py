@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from shufflerl import checks
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.envs.instances import of_instance
 from shufflerl.mdp import MDP
 

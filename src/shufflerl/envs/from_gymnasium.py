@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shufflerl import checks
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.errors import InvalidInputError, UnknownNameError
-from shufflerl.mdp import MDP, PolicyArray, Problem, homogeneous
+from shufflerl.mdp import MDP, Problem, homogeneous
 
 if TYPE_CHECKING:
     import gymnasium

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shufflerl import checks
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray
 from shufflerl.envs.instances import of_instance
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP

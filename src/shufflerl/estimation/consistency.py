@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.estimation.rows import visits
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import ContractError
 

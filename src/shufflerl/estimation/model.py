@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.counts import Release
 from shufflerl.estimation.flow import conserve
 from shufflerl.mdp import Problem

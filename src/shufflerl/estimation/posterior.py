@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.counts import Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.estimation.flow import Conserved, conserve

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from shufflerl import checks
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.privacy.noise import (
     LARGEST_COUNT,
@@ -192,7 +192,7 @@ def _summed_out(noise: PoissonNoise | BinomialNoise, terms: Terms, distance: flo
     return float(cells @ (above + below))
 
 
-def _asked(query: CountQuery, steps: tuple[int, ...]) -> checks.BoolArray:
+def _asked(query: CountQuery, steps: tuple[int, ...]) -> BoolArray:
     """Whether a step is among the given ones, shaped to go with [h, x, a]."""
     asked = np.zeros((query.horizon, 1, 1), dtype=np.bool_)
     asked[list(steps)] = True

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from shufflerl.checks import FloatArray, frozen
+from shufflerl.arrays import FloatArray
+from shufflerl.checks import frozen
 from shufflerl.errors import InvalidInputError
 from shufflerl.experiment import Setting, described
 from shufflerl.experiments.cells import Result, canonical, contender, curve_episodes

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shufflerl import envs, planning, privatizers
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError, PrivacyWarning
 from shufflerl.estimation import precision

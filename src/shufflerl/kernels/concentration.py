@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.kernels import compiled
 
 #: A row that fewer have visited says nothing about s.

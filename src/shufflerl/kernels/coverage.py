@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import BoolArray, FloatArray, IntArray
+from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.kernels import compiled
 
 #: The largest reciprocal of a chance: it keeps sums of products finite.

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.kernels import compiled
 from shufflerl.kernels.optimism import Rows, beyond, information
 from shufflerl.kernels.pooling import TYPICAL
-from shufflerl.mdp import PolicyArray
 
 #: How many users a look has is searched for in steps of this factor.
 FINER = 1.5

@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.kernels import compiled
-from shufflerl.mdp import PolicyArray
 
 
 @compiled

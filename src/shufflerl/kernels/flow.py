@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import BoolArray, FloatArray, IntArray
+from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.kernels import compiled
 
 #: Sweeps over a step's cells; where every cell is possible one is exact, elsewhere a few come close.

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.kernels import compiled
 from shufflerl.kernels.pooling import TYPICAL
-from shufflerl.mdp import PolicyArray
 
 #: How finely `worth_trying` is solved for.
 _FINE = 1e-3

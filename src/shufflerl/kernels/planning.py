@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
 from shufflerl.kernels import compiled
-from shufflerl.layout import StateArray
-from shufflerl.mdp import PolicyArray
 
 
 @compiled

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import BoolArray, FloatArray, IntArray
+from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.kernels import compiled
 
 #: What p(1-p) is taken for where p is not known yet.

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.kernels import compiled
 from shufflerl.kernels.concentration import LEAST_VISITS, learn_law, log_likelihoods
 from shufflerl.kernels.pooling import TYPICAL, UNKNOWN

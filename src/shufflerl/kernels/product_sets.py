@@ -12,9 +12,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.kernels import compiled
-from shufflerl.mdp import PolicyArray
 
 #: Enumerated sets have at most this many states, so up to here the order of sums is theirs.
 _IN_ORDER = 24

@@ -8,10 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
 from shufflerl.kernels import compiled
-from shufflerl.layout import StateArray
-from shufflerl.mdp import PolicyArray
 
 #: Counts are added into whole numbers, or into the running sums of a learner.
 Tally = IntArray | FloatArray

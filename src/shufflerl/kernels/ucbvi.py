@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from shufflerl.checks import BoolArray, FloatArray, IntArray
+from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray, StateArray
 from shufflerl.kernels import compiled, inlined
 from shufflerl.kernels.planning import policy_value
 from shufflerl.kernels.sampling import add_counts
-from shufflerl.layout import StateArray
-from shufflerl.mdp import PolicyArray
 
 
 @inlined

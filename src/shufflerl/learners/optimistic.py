@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import checks
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.estimation.posterior import Posterior
 from shufflerl.learners.base import Estimate, Learner, View
-from shufflerl.mdp import Mixture, PolicyArray, Problem
+from shufflerl.mdp import Mixture, Problem
 from shufflerl.seeding import Seed
 
 #: How many deviations of a counter's noise the second batch has in users: the most, and the least where the most would

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.counts import Release
 from shufflerl.coverage import Design
 from shufflerl.estimation import PrivateCounts, consistent, precision
 from shufflerl.estimation.model import Evidence
 from shufflerl.learners.base import Estimate
-from shufflerl.mdp import Mixture, PolicyArray, Problem
+from shufflerl.mdp import Mixture, Problem
 from shufflerl.policy_sets import PolicySet
 from shufflerl.policy_sets.product import ProductSet
 

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import checks, policy_sets
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.coverage import coverage_design
 from shufflerl.errors import InvalidInputError
 from shufflerl.learners.base import Learner, View
 from shufflerl.learners.radius import DataRadius, PaperRadius, Radius
 from shufflerl.learners.stages import StageRecord, split_evenly, stage_users
-from shufflerl.mdp import Mixture, PolicyArray, Problem
+from shufflerl.mdp import Mixture, Problem
 from shufflerl.policy_sets.product import ProductSet
 
 #: What `constants` stands for; every option can be set by itself.

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.learners.base import Learner
-from shufflerl.mdp import Mixture, PolicyArray, Problem
+from shufflerl.mdp import Mixture, Problem
 from shufflerl.seeding import Seed
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray
+from shufflerl.arrays import BoolArray
 from shufflerl.counts import Batch, CountQuery
 from shufflerl.errors import InvalidInputError, ShuffleRLError
 from shufflerl.mdp import Mixture, Problem

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.errors import ContractError, PrivacyWarning
 from shufflerl.mdp import Problem

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from shufflerl import checks, learners
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError, StateMismatchError, StorageError
 from shufflerl.learners.base import Learner

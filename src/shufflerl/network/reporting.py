@@ -20,10 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from shufflerl import checks
-from shufflerl.checks import IntArray
+from shufflerl.arrays import IntArray, PolicyArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError, StorageError
-from shufflerl.mdp import PolicyArray
 from shufflerl.network import crypto, masking, wire
 from shufflerl.network.agreement import Agreement, UnacceptableError, understand
 from shufflerl.network.crypto import VerifyKey

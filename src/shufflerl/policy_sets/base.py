@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shufflerl import checks
-from shufflerl.checks import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.mdp import PolicyArray
 
 #: Rewards and a random stream in; the best policy and its value out.
 Search = Callable[[FloatArray, np.random.Generator], tuple[PolicyArray, float]]

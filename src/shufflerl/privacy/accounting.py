@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import scipy  # its parts are loaded when they are first used, which most processes never do
 
-from shufflerl.checks import FloatArray, real, whole
+from shufflerl.arrays import FloatArray
+from shufflerl.checks import real, whole
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
 from shufflerl.privacy.noise import (
     LARGEST_COUNT,

@@ -33,7 +33,7 @@ import numpy as np
 from scipy import special, stats
 
 from shufflerl import checks
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import ShuffleRLError
 from shufflerl.mdp import Problem

@@ -20,7 +20,8 @@ import numpy as np
 import scipy  # its parts are loaded when they are first used, which most processes never do
 from numpy.typing import ArrayLike
 
-from shufflerl.checks import FloatArray, real, whole
+from shufflerl.arrays import FloatArray
+from shufflerl.checks import real, whole
 
 #: Counts are drawn as 64-bit integers, so no law may reach further.
 LARGEST_COUNT = 10**18

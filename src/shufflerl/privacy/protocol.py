@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shufflerl import checks
-from shufflerl.checks import FloatArray, IntArray
+from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.privacy import randomness

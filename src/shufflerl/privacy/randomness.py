@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from shufflerl.checks import BoolArray, IntArray
+from shufflerl.arrays import BoolArray, IntArray
 
 
 def uniform(bound: int, size: int) -> IntArray:

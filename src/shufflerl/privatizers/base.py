@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from shufflerl import checks
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import ContractError
 from shufflerl.learners.base import Learner

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import fft, special
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.learners.base import Learner

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError
 from shufflerl.privacy.accounting import calibrate_gaussian, calibrate_unary

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.privacy.noise import Silent
 from shufflerl.privatizers.base import Privatizer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from shufflerl import envs
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.experiment import Setting
 from shufflerl.experiments.cells import Cell, Result, canonical, curve_episodes
 from shufflerl.experiments.claims import Claim, spread

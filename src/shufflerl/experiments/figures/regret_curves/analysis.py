@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.experiments.claims import Claim, Outcome, number, spread, together, within
 from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import CLOSE, NEAR_NO_PRIVACY, Analysis, Evidence, family, lost_at_random

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.experiments.claims import OURS, Claim, lower, number, spread, together, within
 from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import (

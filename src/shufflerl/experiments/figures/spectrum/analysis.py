@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.experiment import Setting, prepare
 from shufflerl.experiments.claims import OURS, Claim, Outcome, from_some_k, power, shown
 from shufflerl.experiments.compare import interval

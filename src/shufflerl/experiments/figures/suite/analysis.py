@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.experiments import suite
 from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, number, shown
 from shufflerl.experiments.compare import LEVEL, RESAMPLES, SEED, Estimate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, lower, shown, spread
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.figures import style

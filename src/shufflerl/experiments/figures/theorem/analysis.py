@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shufflerl.checks import FloatArray
+from shufflerl.arrays import FloatArray
 from shufflerl.experiments.claims import Claim, Outcome, from_some_k, number, power, shown, spread
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.figures import style
