@@ -15,12 +15,12 @@ from tests.nats_processes import Rounds, front_ends
 
 from bench.measure import Figure, SkippedError
 from bench.network import announced, ask, core_time, make_upload, send
-from shufflerl.network import wire
-from shufflerl.network.agreement import understand
-from shufflerl.network.crypto import SigningKey, mint
 from shufflerl.network.demo import Role
-from shufflerl.network.reporting import Checked
-from shufflerl.network.wire import OpenBatch, Opening
+from shufflerl.network.node.reporting import Checked
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.agreement import understand
+from shufflerl.network.protocol.crypto import SigningKey, mint
+from shufflerl.network.protocol.wire import OpenBatch, Opening
 
 REPORTS, CONNECTIONS, REQUIRED, CORES = 16_000, 256, 4_000, 2
 ROUNDS, USERS = 20, 200

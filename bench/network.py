@@ -17,13 +17,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from bench.measure import Figure, SkippedError, medians, seconds
 from shufflerl import Batch, CountQuery, Mixture, envs
 from shufflerl.envs.gym import tabular_env
-from shufflerl.network import agreement, crypto, demo, wire
-from shufflerl.network.agreement import Agreement, noise_for, understand
-from shufflerl.network.crypto import SigningKey
+from shufflerl.network import demo
+from shufflerl.network.coordinator.opening import count
 from shufflerl.network.demo import Role
-from shufflerl.network.opening import count
-from shufflerl.network.reporting import Checked, make_report, play
-from shufflerl.network.wire import OpenBatch, Opening, Outcomes, Report, Upload, Verdict
+from shufflerl.network.node.reporting import Checked, make_report, play
+from shufflerl.network.protocol import agreement, crypto, wire
+from shufflerl.network.protocol.agreement import Agreement, noise_for, understand
+from shufflerl.network.protocol.crypto import SigningKey
+from shufflerl.network.protocol.wire import OpenBatch, Opening, Outcomes, Report, Upload, Verdict
 from shufflerl.privacy.accounting import Budget
 
 REPORTS, CONNECTIONS = 8_000, 64

@@ -12,8 +12,8 @@ from shufflerl import CountPopulation, CountQuery, Release, envs, learn, learner
 from shufflerl.arrays import IntArray
 from shufflerl.counts import Batch, Counter, Counts, Trajectories
 from shufflerl.mdp import MDP
-from shufflerl.network import agreement, wire
-from shufflerl.network.agreement import Agreement
+from shufflerl.network.protocol import agreement, wire
+from shufflerl.network.protocol.agreement import Agreement
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.protocol import analyze, randomize, shuffle
 from shufflerl.privatizers.base import Privatizer

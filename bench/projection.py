@@ -24,13 +24,12 @@ from bench.measure import Figure, SkippedError, cpu_seconds
 from bench.transports import BUDGET, MILLION, Bench, alike
 from shufflerl.counts import CountQuery
 from shufflerl.mdp import Problem
-from shufflerl.network import crypto, masking, wire
-from shufflerl.network.agreement import messages_per_report, noise_for
-from shufflerl.network.crypto import SigningKey
+from shufflerl.network.coordinator.opening import count, open_seeds
 from shufflerl.network.demo import Role
-from shufflerl.network.opening import count, open_seeds
-from shufflerl.network.store import BatchId, BatchRow, SQLiteStore
-from shufflerl.network.wire import (
+from shufflerl.network.protocol import crypto, masking, wire
+from shufflerl.network.protocol.agreement import messages_per_report, noise_for
+from shufflerl.network.protocol.crypto import SigningKey
+from shufflerl.network.protocol.wire import (
     Action,
     BatchStatus,
     Command,
@@ -42,6 +41,7 @@ from shufflerl.network.wire import (
     Transport,
     Upload,
 )
+from shufflerl.network.stores.store import BatchId, BatchRow, SQLiteStore
 from shufflerl.privacy.protocol import Protocol
 
 #: What is projected: users of a batch, machines of the shuffler's, and what each has.

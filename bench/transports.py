@@ -14,12 +14,13 @@ from bench.measure import Figure, cpu_seconds
 from shufflerl import Batch, CountQuery, Mixture
 from shufflerl.counts import Trajectories
 from shufflerl.mdp import Problem
-from shufflerl.network import agreement, costs, crypto, masking, mixing, summing, wire
-from shufflerl.network.agreement import Agreement, noise_for, understand
-from shufflerl.network.costs import Cost
-from shufflerl.network.opening import count, open_seeds
-from shufflerl.network.reporting import Checked, make_report
-from shufflerl.network.wire import Report, Transport
+from shufflerl.network.coordinator.opening import count, open_seeds
+from shufflerl.network.node.reporting import Checked, make_report
+from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
+from shufflerl.network.protocol.agreement import Agreement, noise_for, understand
+from shufflerl.network.protocol.costs import Cost
+from shufflerl.network.protocol.wire import Report, Transport
+from shufflerl.network.shuffler import mixing, summing
 from shufflerl.privacy.accounting import Budget
 
 BUDGET = Budget(1.0, 1e-5)

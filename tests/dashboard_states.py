@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from shufflerl.network import http
-from shufflerl.network.watching import Watching
+from shufflerl.network.web import http
+from shufflerl.network.web.watching import Watching
 
 #: What Chromium is told: no GPU, nobody to call.
 ARGUMENTS = [

@@ -78,24 +78,24 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privatizers/local.py": (("privatizer_budgets",), ("privatizers",)),
     "privatizers/none.py": (("privatizers",),),
     "privatizers/shuffle.py": (("privatizer_budgets",), ("privatizers",)),
-    "network/agreement.py": (
+    "network/protocol/agreement.py": (
         ("network_agreement", "masking", "lengths"),
         ("node", "fleet"),
         ("coordinator", "summing"),
     ),
-    "network/composing.py": (("node",), ("fleet",), ("summing", "lengths", "network_audit")),
-    "network/coordinator.py": (("coordinator",), ("summing", "summing_simulation", "network_http")),
-    "network/fleet.py": (("fleet",), ("network_processes",)),
-    "network/masking.py": (("masking", "lengths"), ("unmasking", "summing")),
-    "network/mixing.py": (("mixing",), ("shuffler",)),
-    "network/node.py": (("node",), ("device", "network_processes")),
-    "network/opening.py": (("unmasking",), ("coordinator", "summing")),
-    "network/reporting.py": (
+    "network/node/composing.py": (("node",), ("fleet",), ("summing", "lengths", "network_audit")),
+    "network/coordinator/coordinator.py": (("coordinator",), ("summing", "summing_simulation", "network_http")),
+    "network/node/fleet.py": (("fleet",), ("network_processes",)),
+    "network/protocol/masking.py": (("masking", "lengths"), ("unmasking", "summing")),
+    "network/shuffler/mixing.py": (("mixing",), ("shuffler",)),
+    "network/node/node.py": (("node",), ("device", "network_processes")),
+    "network/coordinator/opening.py": (("unmasking",), ("coordinator", "summing")),
+    "network/node/reporting.py": (
         ("network_agreement", "masking", "lengths", "node"),
         ("wire", "device"),
         ("coordinator", "summing", "network_audit"),
     ),
-    "network/shuffler.py": (("shuffler",), ("shuffler_simulation", "summing", "lengths")),
+    "network/shuffler/shuffler.py": (("shuffler",), ("shuffler_simulation", "summing", "lengths")),
 }
 
 _ARITHMETIC = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 
-from shufflerl.network.nats_store import NatsStore
-from shufflerl.network.store import BatchId, Store
-from shufflerl.network.wire import State
+from shufflerl.network.protocol.wire import State
+from shufflerl.network.stores.nats_store import NatsStore
+from shufflerl.network.stores.store import BatchId, Store
 from tests.contracts.store import ID
 from tests.nats_cluster import Cluster
 

@@ -17,10 +17,10 @@ from typing import Any
 import httpx2
 import msgspec
 
-from shufflerl.network import wire
-from shufflerl.network.crypto import SigningKey
-from shufflerl.network.reporting import Invitation, check_signatures, seal_report
-from shufflerl.network.wire import Action, BatchStatus, OpenBatch, Outcomes, State, Upload
+from shufflerl.network.node.reporting import Invitation, check_signatures, seal_report
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.crypto import SigningKey
+from shufflerl.network.protocol.wire import Action, BatchStatus, OpenBatch, Outcomes, State, Upload
 from tests.nats_cluster import Cluster
 from tests.network_processes import Processes
 from tests.network_world import World

@@ -17,10 +17,10 @@ from shufflerl.arrays import IntArray
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import LostWorkersError
-from shufflerl.network import crypto, wire
-from shufflerl.network.crypto import SigningKey
-from shufflerl.network.reporting import Invitation, check_signatures, play, randomize_episode, seal_report
-from shufflerl.network.wire import BatchStatus, OpenBatch, Outcome, Outcomes, Report, State, Upload, Verdict
+from shufflerl.network.node.reporting import Invitation, check_signatures, play, randomize_episode, seal_report
+from shufflerl.network.protocol import crypto, wire
+from shufflerl.network.protocol.crypto import SigningKey
+from shufflerl.network.protocol.wire import BatchStatus, OpenBatch, Outcome, Outcomes, Report, State, Upload, Verdict
 from tests.ports import free_port
 from tests.waiting import PATIENCE, telling
 from tests.warm import WarmRole

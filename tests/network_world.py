@@ -16,14 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.network import agreement, crypto, faults, masking, wire
-from shufflerl.network.agreement import Agreement, Terms, understand
-from shufflerl.network.crypto import SigningKey, UnsealError
-from shufflerl.network.opening import open_seeds
-from shufflerl.network.reporting import Checked, Invitation, check_signatures, make_report, seal_report
-from shufflerl.network.shuffler import Limits, Shuffler
-from shufflerl.network.store import SQLiteStore, Store
-from shufflerl.network.wire import (
+from shufflerl.network import faults
+from shufflerl.network.coordinator.opening import open_seeds
+from shufflerl.network.node.reporting import Checked, Invitation, check_signatures, make_report, seal_report
+from shufflerl.network.protocol import agreement, crypto, masking, wire
+from shufflerl.network.protocol.agreement import Agreement, Terms, understand
+from shufflerl.network.protocol.crypto import SigningKey, UnsealError
+from shufflerl.network.protocol.wire import (
     Action,
     Announcement,
     Command,
@@ -34,6 +33,8 @@ from shufflerl.network.wire import (
     Signed,
     Transport,
 )
+from shufflerl.network.shuffler.shuffler import Limits, Shuffler
+from shufflerl.network.stores.store import SQLiteStore, Store
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.noise import PoissonNoise
 

@@ -16,13 +16,13 @@ from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, PrivacyWarning, StateMismatchError, StorageError
 from shufflerl.learners.base import Learner
-from shufflerl.network import crypto, wire
-from shufflerl.network.agreement import Agreement, understand
-from shufflerl.network.coordinator import Coordinator, Run
-from shufflerl.network.mixing import permuted
-from shufflerl.network.opening import Opener, count
-from shufflerl.network.reporting import Checked, play, randomize_episode, seal_report
-from shufflerl.network.wire import Action, ProblemError, Reason
+from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.opening import Opener, count
+from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
+from shufflerl.network.protocol import crypto, wire
+from shufflerl.network.protocol.agreement import Agreement, understand
+from shufflerl.network.protocol.wire import Action, ProblemError, Reason
+from shufflerl.network.shuffler.mixing import permuted
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.noise import PoissonNoise

@@ -23,13 +23,14 @@ from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import UnknownNameError
 from shufflerl.learners import LEARNERS
 from shufflerl.loop import learn
-from shufflerl.network import demo, watching
+from shufflerl.network import demo
 from shufflerl.network.config import CoordinatorConfig
-from shufflerl.network.coordinator import Coordinator, Run
-from shufflerl.network.coordinator_app import CoordinatorServer
-from shufflerl.network.dashboard import learned
+from shufflerl.network.coordinator.app import CoordinatorServer
+from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.dashboard import learned
 from shufflerl.network.demo import Demo
-from shufflerl.network.shuffler_app import ShufflerServer
+from shufflerl.network.shuffler.app import ShufflerServer
+from shufflerl.network.web import watching
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privatizers.none import NoPrivacy
@@ -41,7 +42,7 @@ from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 
-PAGES = resources.files("shufflerl.network") / "pages"
+PAGES = resources.files("shufflerl.network.web") / "pages"
 
 
 def test_the_pages_need_nothing_from_elsewhere(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
 
 
 def test_long_histories_and_wide_policies_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shufflerl.network import dashboard
+    from shufflerl.network.coordinator import dashboard
 
     monkeypatch.setattr(dashboard, "MOST_POINTS", 2)
     monkeypatch.setattr(dashboard, "MOST_STATES", 1)

@@ -181,7 +181,7 @@ def test_everything_is_reached_by_keyboard(chromium: Browser) -> None:
 
 def test_a_page_that_is_sent_away_comes_back(chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that is no stream ends what the browser does by itself; the page tries on."""
-    from shufflerl.network import watching
+    from shufflerl.network.web import watching
 
     monkeypatch.setattr(watching, "MOST_WATCHERS", 0)
     with serving(Stage("shuffler.html", SHUFFLER["taking"]).app) as port, visit(chromium, port) as seen:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, read
-from shufflerl.network.crypto import SigningKey
+from shufflerl.network.protocol.crypto import SigningKey
 from tests.ports import free_port
 from tests.waiting import PATIENCE, telling, until
 

@@ -17,14 +17,15 @@ from shufflerl import envs
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import InvalidInputError, StorageError
-from shufflerl.network import Invitation, Node, RunOverError, Terms, wire
-from shufflerl.network.coordinator import Coordinator, Run
-from shufflerl.network.coordinator_app import CoordinatorServer
-from shufflerl.network.crypto import SigningKey
-from shufflerl.network.reporting import make_report, play
-from shufflerl.network.shuffler_app import ShufflerServer
-from shufflerl.network.store import SQLiteStore
-from shufflerl.network.wire import Outcomes, Upload, Verdict
+from shufflerl.network import Invitation, Node, RunOverError, Terms
+from shufflerl.network.coordinator.app import CoordinatorServer
+from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.node.reporting import make_report, play
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.crypto import SigningKey
+from shufflerl.network.protocol.wire import Outcomes, Upload, Verdict
+from shufflerl.network.shuffler.app import ShufflerServer
+from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.privacy.accounting import Budget
 from tests import pages
 from tests.network_world import World, new_identity

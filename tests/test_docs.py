@@ -20,7 +20,9 @@ import yaml
 
 import shufflerl
 from shufflerl import cli, errors
-from shufflerl.network import agreement, coordinator, node, wire
+from shufflerl.network.coordinator import coordinator
+from shufflerl.network.node import node
+from shufflerl.network.protocol import agreement, wire
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

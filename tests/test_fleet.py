@@ -18,10 +18,10 @@ import httpx2
 import pytest
 
 from shufflerl.errors import StateMismatchError
-from shufflerl.network import fleet as module
-from shufflerl.network import wire
-from shufflerl.network.agreement import Terms, UnacceptableError
-from shufflerl.network.fleet import Fleet
+from shufflerl.network.node import fleet as module
+from shufflerl.network.node.fleet import Fleet
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.agreement import Terms, UnacceptableError
 from shufflerl.privacy.accounting import Budget
 from tests.network_world import Crash
 from tests.test_cli import Call, call

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shufflerl.network import wire
-from shufflerl.network.wire import Transport, Upload
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.wire import Transport, Upload
 from tests.network_world import EPISODE, QUERY, World, meaning_of, pretend_to_seal
 
 #: Users of a batch, and users who offer to be in it.

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from shufflerl.errors import InvalidInputError
-from shufflerl.network import masking, wire
-from shufflerl.network.agreement import UnacceptableError, noise_for, understand
-from shufflerl.network.reporting import randomize_episode
-from shufflerl.network.shuffler import Limits
-from shufflerl.network.wire import ProblemError, Reason, Transport
+from shufflerl.network.node.reporting import randomize_episode
+from shufflerl.network.protocol import masking, wire
+from shufflerl.network.protocol.agreement import UnacceptableError, noise_for, understand
+from shufflerl.network.protocol.wire import ProblemError, Reason, Transport
+from shufflerl.network.shuffler.shuffler import Limits
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
 from tests.network_world import EPISODE, QUERY, World, meaning_of, terms
 

@@ -11,10 +11,11 @@ import pytest
 from scipy import stats
 
 from shufflerl.errors import StorageError
-from shufflerl.network import mixing, wire
-from shufflerl.network.shuffler import Shuffler
-from shufflerl.network.store import BatchId, SQLiteStore, Store
-from shufflerl.network.wire import State
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.wire import State
+from shufflerl.network.shuffler import mixing
+from shufflerl.network.shuffler.shuffler import Shuffler
+from shufflerl.network.stores.store import BatchId, SQLiteStore, Store
 from tests.contracts.store import ID
 from tests.network_world import Crash, World, pretend_to_seal
 

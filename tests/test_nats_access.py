@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509 import NameOID
 
 from shufflerl.errors import InvalidInputError, StorageError
-from shufflerl.network import broker
-from shufflerl.network.broker import Broker
+from shufflerl.network.stores import broker
+from shufflerl.network.stores.broker import Broker
 from tests.nats_cluster import MISSING, server_binary
 from tests.ports import free_port
 from tests.waiting import PATIENCE

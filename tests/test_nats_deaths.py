@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from shufflerl.network import mixing
-from shufflerl.network.nats_store import NatsStore
-from shufflerl.network.store import BatchId, Store
-from shufflerl.network.wire import Reason, State
+from shufflerl.network.protocol.wire import Reason, State
+from shufflerl.network.shuffler import mixing
+from shufflerl.network.stores.nats_store import NatsStore
+from shufflerl.network.stores.store import BatchId, Store
 from tests.contracts.store import ID, KEY, REPORTS, ROW
 from tests.nats_cluster import MISSING, server_binary
 from tests.nats_fronts import Front, state_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shufflerl.errors import StorageError
-from shufflerl.network.nats_store import NatsStore
+from shufflerl.network.stores.nats_store import NatsStore
 from tests.contracts.store import ID, KEY, REPORTS, ROW
 from tests.nats_cluster import MISSING, Cluster, server_binary
 from tests.nats_fronts import Front

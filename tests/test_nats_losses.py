@@ -13,9 +13,9 @@ from nats.aio.subscription import Subscription
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from shufflerl.errors import StorageError
-from shufflerl.network import broker
-from shufflerl.network.nats_store import NatsStore
-from shufflerl.network.wire import Reason, State
+from shufflerl.network.protocol.wire import Reason, State
+from shufflerl.network.stores import broker
+from shufflerl.network.stores.nats_store import NatsStore
 from tests.contracts.store import ID, KEY, REPORTS, ROW
 from tests.nats_cluster import MISSING, Cluster, server_binary
 from tests.nats_fronts import Front, state_of

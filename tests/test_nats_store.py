@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shufflerl.network.store import Store
+from shufflerl.network.stores.store import Store
 from tests.contracts.store import ID, KEY, ROW, StoreContract
 from tests.nats_cluster import MISSING, server_binary
 from tests.nats_fronts import Front

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from shufflerl.network import summing, wire
-from shufflerl.network.nats_log import Log
-from shufflerl.network.shuffler import Shuffler
-from shufflerl.network.store import BatchId, Store
-from shufflerl.network.wire import Action, Exclusion, ProblemError, Reason, State, Transport
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.wire import Action, Exclusion, ProblemError, Reason, State, Transport
+from shufflerl.network.shuffler import summing
+from shufflerl.network.shuffler.shuffler import Shuffler
+from shufflerl.network.stores.nats_log import Log
+from shufflerl.network.stores.store import BatchId, Store
 from tests.contracts.store import ID, KEY, REPORTS, ROW
 from tests.nats_cluster import MISSING, server_binary
 from tests.nats_fronts import Front, state_of

@@ -17,10 +17,11 @@ from scipy import stats
 from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.network import agreement, node, wire
-from shufflerl.network.agreement import UnacceptableError, noise_for, understand
-from shufflerl.network.reporting import check_signatures, randomize_episode, within_support
-from shufflerl.network.wire import OpenBatch, ProblemError, Reason, Signed, Transport
+from shufflerl.network.node import node
+from shufflerl.network.node.reporting import check_signatures, randomize_episode, within_support
+from shufflerl.network.protocol import agreement, wire
+from shufflerl.network.protocol.agreement import UnacceptableError, noise_for, understand
+from shufflerl.network.protocol.wire import OpenBatch, ProblemError, Reason, Signed, Transport
 from shufflerl.privacy.accounting import Budget, calibrate
 from shufflerl.privacy.noise import PoissonNoise
 from tests.examples import full_batch, random_mdp, random_mixture

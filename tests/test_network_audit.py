@@ -23,21 +23,13 @@ from shufflerl import cli, network
 from shufflerl.arrays import IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.errors import MissingExtraError
-from shufflerl.network import (
-    agreement,
-    composing,
-    crypto,
-    mixing,
-    node,
-    reporting,
-    shuffler,
-    summing,
-    wire,
-)
-from shufflerl.network.agreement import Agreement
 from shufflerl.network.audit import Network
-from shufflerl.network.reporting import Checked
-from shufflerl.network.wire import Report
+from shufflerl.network.node import composing, node, reporting
+from shufflerl.network.node.reporting import Checked
+from shufflerl.network.protocol import agreement, crypto, wire
+from shufflerl.network.protocol.agreement import Agreement
+from shufflerl.network.protocol.wire import Report
+from shufflerl.network.shuffler import mixing, shuffler, summing
 from shufflerl.privacy import audit as bench
 from shufflerl.privacy import protocol, randomness
 from shufflerl.privacy.accounting import Budget
@@ -225,7 +217,7 @@ def true_tags_kept_apart(patch: pytest.MonkeyPatch) -> None:
 
 def shrunk(patch: pytest.MonkeyPatch) -> None:
     """The learner is given counts that are noise to a lesser part than is said."""
-    patch.setattr("shufflerl.network.coordinator.unbiased", lambda *given: protocol.unbiased(*given) / 2)
+    patch.setattr("shufflerl.network.coordinator.coordinator.unbiased", lambda *given: protocol.unbiased(*given) / 2)
 
 
 EVERYWHERE: list[tuple[Plant, set[str]]] = [

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from shufflerl.errors import InvalidInputError, MissingExtraError, StateMismatchError
-from shufflerl.network import check_installed, demo, roles, wire
+from shufflerl.network import check_installed, demo, roles
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
-from shufflerl.network.crypto import SigningKey, VerifyKey, enrolled
-from shufflerl.network.reporting import Invitation
+from shufflerl.network.node.reporting import Invitation
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.crypto import SigningKey, VerifyKey, enrolled
 from tests.test_cli import Call, call
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "network"
@@ -326,7 +327,7 @@ def test_a_shuffler_does_not_leave_its_file_for_servers(tmp_path: Path) -> None:
 
 
 def test_a_store_without_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "shufflerl.network.nats_store", None)
+    monkeypatch.setitem(sys.modules, "shufflerl.network.stores.nats_store", None)
     config = ShufflerConfig(
         coordinator_key="0" * 64, folder=str(tmp_path), store="nats://127.0.0.1:1", listen="127.0.0.1:0"
     )

@@ -24,14 +24,25 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from shufflerl.errors import InvalidInputError
-from shufflerl.network import coordinator_app as coordinator_app_module
-from shufflerl.network import http, openapi, shuffler_app, wire
-from shufflerl.network.coordinator import Coordinator
-from shufflerl.network.coordinator_app import CoordinatorServer
-from shufflerl.network.reporting import seal_report
-from shufflerl.network.shuffler_app import ShufflerServer
-from shufflerl.network.store import SQLiteStore
-from shufflerl.network.wire import BatchStatus, OpenBatch, Outcomes, ProblemDetail, Signed, State, Upload, Verdict
+from shufflerl.network.coordinator import app as coordinator_app_module
+from shufflerl.network.coordinator.app import CoordinatorServer
+from shufflerl.network.coordinator.coordinator import Coordinator
+from shufflerl.network.node.reporting import seal_report
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.wire import (
+    BatchStatus,
+    OpenBatch,
+    Outcomes,
+    ProblemDetail,
+    Signed,
+    State,
+    Upload,
+    Verdict,
+)
+from shufflerl.network.shuffler import app as shuffler_app
+from shufflerl.network.shuffler.app import ShufflerServer
+from shufflerl.network.stores.store import SQLiteStore
+from shufflerl.network.web import http, openapi
 from tests.network_world import World, pretend_to_seal
 from tests.test_coordinator import RUN
 from tests.test_network_store import fill

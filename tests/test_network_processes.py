@@ -20,9 +20,10 @@ import httpx2
 import numpy as np
 import pytest
 
-from shufflerl.network import faults, wire
-from shufflerl.network.agreement import understand
-from shufflerl.network.wire import Signed, Upload
+from shufflerl.network import faults
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.agreement import understand
+from shufflerl.network.protocol.wire import Signed, Upload
 from tests.network_processes import Crowd, Processes, processes
 from tests.test_network_store import left_of
 from tests.waiting import PATIENCE, until

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from shufflerl.errors import StateMismatchError, StorageError
-from shufflerl.network import database
-from shufflerl.network.outbox import Outbox
-from shufflerl.network.store import SQLiteStore, Store
-from shufflerl.network.wire import State
+from shufflerl.network.node.outbox import Outbox
+from shufflerl.network.protocol.wire import State
+from shufflerl.network.stores import database
+from shufflerl.network.stores.store import SQLiteStore, Store
 from tests.contracts.store import ID, KEY, REPORTS, ROW, StoreContract
 from tests.network_world import crash_at
 from tests.waiting import PATIENCE
@@ -157,8 +157,8 @@ def test_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     store = SQLiteStore(tmp_path / "shuffler.db")
     code = f"""
 from pathlib import Path
-from shufflerl.network import database
-from shufflerl.network.store import SQLiteStore
+from shufflerl.network.stores import database
+from shufflerl.network.stores.store import SQLiteStore
 database.PATIENCE = 0.1
 SQLiteStore(Path({str(tmp_path / "shuffler.db")!r}))
 """

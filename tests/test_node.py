@@ -22,14 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
-from shufflerl.network import contact, wire
-from shufflerl.network import node as module
-from shufflerl.network.agreement import Terms, UnacceptableError
-from shufflerl.network.node import Backoff, Node, Receipt, TimeLimitError
-from shufflerl.network.reporting import play
-from shufflerl.network.shuffler_app import ShufflerServer
-from shufflerl.network.store import SQLiteStore
-from shufflerl.network.wire import Outcome, ProblemError, Verdict
+from shufflerl.network.node import node as module
+from shufflerl.network.node.node import Backoff, Node, Receipt, TimeLimitError
+from shufflerl.network.node.reporting import play
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.agreement import Terms, UnacceptableError
+from shufflerl.network.protocol.wire import Outcome, ProblemError, Verdict
+from shufflerl.network.shuffler.app import ShufflerServer
+from shufflerl.network.stores.store import SQLiteStore
+from shufflerl.network.web import contact
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.noise import PoissonNoise
 from tests.network_world import PROBLEM, Crash, World, meaning_of, new_identity

@@ -50,7 +50,7 @@ def _wheel_holds_the_package_alone(wheel: Path) -> None:
         path.relative_to(ROOT / "src").as_posix() for path in tracked
     }
     assert {"shufflerl/py.typed", "shufflerl/experiments/report.html"} <= set(names)
-    assert "shufflerl/network/pages/coordinator.html" in names
+    assert "shufflerl/network/web/pages/coordinator.html" in names
 
 
 def _source_holds_what_builds_and_tests_it(source: Path) -> None:

@@ -13,12 +13,13 @@ import pytest
 from scipy import stats
 
 from shufflerl.errors import InvalidInputError, StorageError
-from shufflerl.network import crypto, mixing, wire
-from shufflerl.network.mixing import permuted
-from shufflerl.network.reporting import seal_report
-from shufflerl.network.shuffler import Limits
-from shufflerl.network.store import BatchId, SQLiteStore
-from shufflerl.network.wire import Action, ProblemError, Reason, Report, State, Verdict
+from shufflerl.network.node.reporting import seal_report
+from shufflerl.network.protocol import crypto, wire
+from shufflerl.network.protocol.wire import Action, ProblemError, Reason, Report, State, Verdict
+from shufflerl.network.shuffler import mixing
+from shufflerl.network.shuffler.mixing import permuted
+from shufflerl.network.shuffler.shuffler import Limits
+from shufflerl.network.stores.store import BatchId, SQLiteStore
 from tests.network_world import World, meaning_of, new_identity
 from tests.test_network_store import fill, free, left_of
 

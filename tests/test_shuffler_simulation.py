@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shufflerl.network import faults
-from shufflerl.network.shuffler import Limits
-from shufflerl.network.store import BatchId
-from shufflerl.network.wire import Action, ProblemError, Report, State, Verdict
+from shufflerl.network.protocol.wire import Action, ProblemError, Report, State, Verdict
+from shufflerl.network.shuffler.shuffler import Limits
+from shufflerl.network.stores.store import BatchId
 from tests.network_world import Crash, World, pretend_to_seal
 
 

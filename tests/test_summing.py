@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shufflerl.network import crypto, faults, masking, summing, wire
-from shufflerl.network.agreement import understand
-from shufflerl.network.reporting import Checked, seal_report
-from shufflerl.network.store import BatchId, SQLiteStore
-from shufflerl.network.wire import Action, ProblemError, Reason, Report, State, Transport, Verdict
+from shufflerl.network import faults
+from shufflerl.network.node.reporting import Checked, seal_report
+from shufflerl.network.protocol import crypto, masking, wire
+from shufflerl.network.protocol.agreement import understand
+from shufflerl.network.protocol.wire import Action, ProblemError, Reason, Report, State, Transport, Verdict
+from shufflerl.network.shuffler import summing
+from shufflerl.network.stores.store import BatchId, SQLiteStore
 from tests.network_world import QUERY, World, crash_at, new_identity, pretend_to_seal
 
 

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shufflerl.network import faults, summing, wire
-from shufflerl.network.reporting import seal_report
-from shufflerl.network.store import BatchId
-from shufflerl.network.wire import ProblemError, State, Transport
+from shufflerl.network import faults
+from shufflerl.network.node.reporting import seal_report
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.wire import ProblemError, State, Transport
+from shufflerl.network.shuffler import summing
+from shufflerl.network.stores.store import BatchId
 from tests.network_world import QUERY, Crash, World, pretend_to_seal, sealed_seed
 
 USERS, EXCLUDABLE = 4, 2

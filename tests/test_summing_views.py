@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from shufflerl.network import masking, summing, wire
-from shufflerl.network.store import BatchId, SQLiteStore
-from shufflerl.network.wire import Transport
+from shufflerl.network.protocol import masking, wire
+from shufflerl.network.protocol.wire import Transport
+from shufflerl.network.shuffler import summing
+from shufflerl.network.stores.store import BatchId, SQLiteStore
 from tests.network_world import QUERY, World, pretend_to_seal, sealed_seed
 from tests.test_network_store import left_of
 from tests.test_summing import fill, report_of, summing_world, unreadable

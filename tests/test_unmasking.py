@@ -14,14 +14,14 @@ from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.mdp import Problem
-from shufflerl.network import agreement, costs, crypto, masking, wire
-from shufflerl.network.agreement import Agreement, understand
-from shufflerl.network.coordinator import Coordinator, Run, SpoiltSumError
-from shufflerl.network.opening import Opener
-from shufflerl.network.reporting import Checked, play, randomize_episode, seal_report
-from shufflerl.network.shuffler import Limits, Shuffler
-from shufflerl.network.store import SQLiteStore
-from shufflerl.network.wire import Action, Exclusion, Opening, ProblemError, Signed, State, Transport
+from shufflerl.network.coordinator.coordinator import Coordinator, Run, SpoiltSumError
+from shufflerl.network.coordinator.opening import Opener
+from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
+from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
+from shufflerl.network.protocol.agreement import Agreement, understand
+from shufflerl.network.protocol.wire import Action, Exclusion, Opening, ProblemError, Signed, State, Transport
+from shufflerl.network.shuffler.shuffler import Limits, Shuffler
+from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shufflerl.errors import InvalidInputError, StorageError
-from shufflerl.network import crypto, masking, wire
-from shufflerl.network.agreement import understand
-from shufflerl.network.crypto import SigningKey, UnsealError, VerifyKey
-from shufflerl.network.reporting import check_signatures
-from shufflerl.network.wire import (
+from shufflerl.network.node.reporting import check_signatures
+from shufflerl.network.protocol import crypto, masking, wire
+from shufflerl.network.protocol.agreement import understand
+from shufflerl.network.protocol.crypto import SigningKey, UnsealError, VerifyKey
+from shufflerl.network.protocol.wire import (
     Announcement,
     Command,
     Exclusion,

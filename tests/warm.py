@@ -25,9 +25,9 @@ _FORKS.set_forkserver_preload(
         "pytest",  # what pytest started as, and each forked process imports again
         "shufflerl.learners.optimistic",
         "shufflerl.learners.sdp_pe",
-        "shufflerl.network.coordinator_app",
-        "shufflerl.network.nats_store",
-        "shufflerl.network.shuffler_app",
+        "shufflerl.network.coordinator.app",
+        "shufflerl.network.stores.nats_store",
+        "shufflerl.network.shuffler.app",
         "tests.warm",
     ]
 )

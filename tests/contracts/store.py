@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from shufflerl.errors import ContractError
-from shufflerl.network.store import BatchId, BatchRow, Store
-from shufflerl.network.wire import Reason, State
+from shufflerl.network.protocol.wire import Reason, State
+from shufflerl.network.stores.store import BatchId, BatchRow, Store
 
 TASK = bytes(range(16))
 ID = BatchId(TASK, 0, 0)

@@ -10,7 +10,7 @@ import os
 import sys
 
 if "--multiprocessing-fork" in sys.orig_argv:  # a worker, where episodes are played
-    from shufflerl.network import reporting
+    from shufflerl.network.node import reporting
 
     randomize = reporting.randomize_episode
 

@@ -6,8 +6,10 @@ Three roles that trust each other with as little as they can, in separate proces
 - the **shuffler** knows who sent something but cannot read it; it permutes whole batches;
 - the **coordinator** reads the messages but never learns where one came from; it counts and drives the learner.
 
-Read `wire` for what they say, `agreement` for what a node checks before it says anything, then `shuffler`,
-`coordinator` and `reporting`, which hold no sockets; `shuffler_app`, `coordinator_app` and `node` put them on HTTP.
+Each has its folder; `protocol` is what they say to each other, `stores` what survives a crash, `web` what both servers
+share on HTTP. Read `protocol.wire`, then `protocol.agreement` for what a node checks before it says anything, then
+`shuffler.shuffler`, `coordinator.coordinator` and `node.reporting`, which hold no sockets; `shuffler.app`,
+`coordinator.app` and `node.node` put them on HTTP.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from shufflerl.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from shufflerl.network.agreement import Terms
-    from shufflerl.network.node import Node, Receipt, RunOverError, TimeLimitError
-    from shufflerl.network.reporting import Invitation
+    from shufflerl.network.node.node import Node, Receipt, RunOverError, TimeLimitError
+    from shufflerl.network.node.reporting import Invitation
+    from shufflerl.network.protocol.agreement import Terms
 
 __all__ = ["Invitation", "Node", "Receipt", "RunOverError", "Terms", "TimeLimitError"]
 
-_HOME_OF = {"Invitation": "reporting", "Terms": "agreement"} | dict.fromkeys(
-    ("Node", "Receipt", "RunOverError", "TimeLimitError"), "node"
+_HOME_OF = {"Invitation": "node.reporting", "Terms": "protocol.agreement"} | dict.fromkeys(
+    ("Node", "Receipt", "RunOverError", "TimeLimitError"), "node.node"
 )
 
 

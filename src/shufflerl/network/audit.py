@@ -23,15 +23,17 @@ from shufflerl.arrays import IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.errors import ContractError, PrivacyWarning
 from shufflerl.mdp import Problem
-from shufflerl.network import composing, crypto, masking, mixing, node, wire
-from shufflerl.network.agreement import Agreement, Terms
-from shufflerl.network.coordinator import Coordinator, Run
-from shufflerl.network.crypto import SigningKey
-from shufflerl.network.opening import Counted, Opener
-from shufflerl.network.reporting import Checked, Invitation, check_signatures
-from shufflerl.network.shuffler import Limits, Shuffler
-from shufflerl.network.store import BatchRow, SQLiteStore
-from shufflerl.network.wire import Action, Announcement, Report, Signed, Transport, Verdict
+from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.opening import Counted, Opener
+from shufflerl.network.node import composing, node
+from shufflerl.network.node.reporting import Checked, Invitation, check_signatures
+from shufflerl.network.protocol import crypto, masking, wire
+from shufflerl.network.protocol.agreement import Agreement, Terms
+from shufflerl.network.protocol.crypto import SigningKey
+from shufflerl.network.protocol.wire import Action, Announcement, Report, Signed, Transport, Verdict
+from shufflerl.network.shuffler import mixing
+from shufflerl.network.shuffler.shuffler import Limits, Shuffler
+from shufflerl.network.stores.store import BatchRow, SQLiteStore
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit import Session, System, Transcript
 from shufflerl.privacy.ledger import Ledger

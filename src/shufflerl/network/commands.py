@@ -120,7 +120,7 @@ def keys(
     """Print a role's public key; made if there is none."""
     _installed()
     from shufflerl.network import roles
-    from shufflerl.network.crypto import SigningKey
+    from shufflerl.network.protocol.crypto import SigningKey
 
     typer.echo(SigningKey.load(folder / (roles.ENROLMENT if enrolment else "identity.pem")).public)
 
@@ -151,7 +151,7 @@ def invitation(
     """Write all that nodes must know of a run to one file to hand out; both servers' signatures are checked first."""
     said = _ask(at, "/v1/status")
     from shufflerl.network import roles
-    from shufflerl.network.reporting import Invitation
+    from shufflerl.network.node.reporting import Invitation
 
     made = Invitation(
         said["task"], shuffler or said["shuffler"], coordinator_key or said["coordinator_key"], shuffler_key
@@ -226,7 +226,7 @@ def transport(
 ) -> None:
     """Compare what a report costs as sealed tags and as a masked vector, and say from where on which is cheaper."""
     _installed()
-    from shufflerl.network import costs
+    from shufflerl.network.protocol import costs
 
     figures = costs.compared(epsilon, delta, env=env, shape=(horizon, states, actions), users=users)
     typer.echo(json.dumps(figures) if as_json else costs.told(figures))

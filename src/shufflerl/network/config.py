@@ -10,15 +10,15 @@ import msgspec
 
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
-from shufflerl.network import wire
-from shufflerl.network.agreement import Terms
-from shufflerl.network.reporting import Invitation, from_hex
-from shufflerl.network.wire import Positive
+from shufflerl.network.node.reporting import Invitation, from_hex
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.agreement import Terms
+from shufflerl.network.protocol.wire import Positive
 from shufflerl.privacy.accounting import Budget
 
 if TYPE_CHECKING:  # each role imports what it needs
-    from shufflerl.network.coordinator import Run
-    from shufflerl.network.shuffler import Limits
+    from shufflerl.network.coordinator.coordinator import Run
+    from shufflerl.network.shuffler.shuffler import Limits
 
 
 #: Where a shuffler listens unless told otherwise.
@@ -56,7 +56,7 @@ class ShufflerConfig(Config, frozen=True):
     @property
     def limits(self) -> Limits:
         """What the operator allows."""
-        from shufflerl.network.shuffler import Limits
+        from shufflerl.network.shuffler.shuffler import Limits
 
         return Limits(self.min_batch_size, self.most_messages, self.timeout_seconds, self.when_late)
 
@@ -93,7 +93,7 @@ class CoordinatorConfig(Config, frozen=True):
     @property
     def run(self) -> Run:
         """What is learned."""
-        from shufflerl.network.coordinator import Run
+        from shufflerl.network.coordinator.coordinator import Run
 
         return Run(
             self._problem(),

@@ -21,7 +21,7 @@ from shufflerl import envs
 from shufflerl.errors import LostWorkersError, UnknownNameError
 from shufflerl.mdp import MDP, Mixture
 from shufflerl.network import roles
-from shufflerl.network.crypto import SigningKey
+from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.planning import mixture_value
 from shufflerl.registry import nearest
 

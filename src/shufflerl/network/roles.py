@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shufflerl.errors import InvalidInputError, MissingExtraError, ShuffleRLError, StateMismatchError
-from shufflerl.network import contact, wire
+from shufflerl.network import logs
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address
-from shufflerl.network.crypto import SigningKey, VerifyKey, mint, write_secret
-from shufflerl.network.wire import ProblemError, Reason, Verdict
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.crypto import SigningKey, VerifyKey, mint, write_secret
+from shufflerl.network.protocol.wire import ProblemError, Reason, Verdict
+from shufflerl.network.web import contact
 
 if TYPE_CHECKING:
-    from shufflerl.network.fleet import Fleet
-    from shufflerl.network.reporting import Invitation
-    from shufflerl.network.store import Store
+    from shufflerl.network.node.fleet import Fleet
+    from shufflerl.network.node.reporting import Invitation
+    from shufflerl.network.stores.store import Store
 
 #: The key by which users are enrolled, in the folder of whoever does so.
 ENROLMENT = "enrolment.pem"
@@ -42,11 +44,11 @@ def own_folder(path: str, other: str) -> Path:
 
 def run_shuffler(config: ShufflerConfig) -> None:
     """Serve the shuffler."""
-    from shufflerl.network import http
-    from shufflerl.network.shuffler import Shuffler
-    from shufflerl.network.shuffler_app import ShufflerServer
+    from shufflerl.network.shuffler.app import ShufflerServer
+    from shufflerl.network.shuffler.shuffler import Shuffler
+    from shufflerl.network.web import http
 
-    http.log_to_standard_error()
+    logs.to_standard_error()
     folder = own_folder(config.folder, "coordinator")
     with http.listening(*address(config.listen)) as sockets:
         identity, enrolment = SigningKey.load(folder / "identity.pem"), _enrolment(config, folder)
@@ -66,7 +68,7 @@ def _enrolment(config: ShufflerConfig, folder: Path) -> VerifyKey:
 
 def _shuffler_store(config: ShufflerConfig, folder: Path) -> Store:
     if config.store is None:
-        from shufflerl.network.store import SQLiteStore
+        from shufflerl.network.stores.store import SQLiteStore
 
         return SQLiteStore(folder / "shuffler.db")
     if (folder / "shuffler.db").exists():
@@ -75,7 +77,7 @@ def _shuffler_store(config: ShufflerConfig, folder: Path) -> Store:
             "with its own enrolment.pem, or no `store`."
         )
     try:
-        from shufflerl.network.nats_store import NatsStore
+        from shufflerl.network.stores.nats_store import NatsStore
     except ImportError:
         raise MissingExtraError("NATS is not installed; install it with: pip install 'shufflerl[nats]'") from None
     files = (config.store_credentials, config.store_authority)
@@ -85,10 +87,10 @@ def _shuffler_store(config: ShufflerConfig, folder: Path) -> Store:
 
 def run_coordinator(config: CoordinatorConfig) -> None:
     """Serve the coordinator and drive its run."""
-    from shufflerl.network import http
-    from shufflerl.network.coordinator import Coordinator
-    from shufflerl.network.coordinator_app import CoordinatorServer
-    from shufflerl.network.opening import Opener
+    from shufflerl.network.coordinator.app import CoordinatorServer
+    from shufflerl.network.coordinator.coordinator import Coordinator
+    from shufflerl.network.coordinator.opening import Opener
+    from shufflerl.network.web import http
 
     run, folder = config.run, own_folder(config.folder, "shuffler")
     with http.listening(*address(config.listen)) as sockets:
@@ -105,7 +107,7 @@ def run_coordinator(config: CoordinatorConfig) -> None:
 
 def run_nodes(config: NodeConfig) -> None:
     """Let one node per token take part, and say what became of them."""
-    from shufflerl.network.fleet import Fleet
+    from shufflerl.network.node.fleet import Fleet
 
     logging.basicConfig(format="shufflerl: %(message)s")
     fleet = Fleet(
@@ -172,7 +174,7 @@ def try_invitation(invitation: Invitation) -> None:
     """See that the shuffler offers a batch of this run, signed by both keys: any other is refused by every node."""
     import httpx2
 
-    from shufflerl.network.reporting import check_signatures
+    from shufflerl.network.node.reporting import check_signatures
 
     path = f"{invitation.shuffler}/v1/tasks/{invitation.task.hex()}/batch"
     try:

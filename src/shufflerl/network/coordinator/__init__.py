@@ -1,0 +1,1 @@
+"""The coordinator: reads messages but not where one came from; counts, charges the ledger and learns."""

@@ -1,0 +1,481 @@
+"""The coordinator without sockets: the learner, the ledger and the batches of one run, in one folder.
+
+Each batch goes: announce (signed, with a key of its own), collect the release, charge the ledger, open and count,
+learn, and then in one transaction: the learner's new state, the batch's noisy counts, the next announcement; the old
+key is deleted. A process killed anywhere goes on from the last transaction: it asks for the same announced batch, is
+given the same bytes, finds its charge in the ledger, and learns from it once.
+
+Where reports are masked vectors the coordinator first opens their seeds and says, once, which it cannot open; what it
+said and the seeds are stored before they are sent. Seeds are random numbers that depend on no data.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from shufflerl import checks, learners
+from shufflerl.arrays import FloatArray, IntArray
+from shufflerl.counts import Batch, CountQuery, Release
+from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError, StateMismatchError, StorageError
+from shufflerl.learners.base import Learner
+from shufflerl.mdp import Mixture, Problem
+from shufflerl.network import faults
+from shufflerl.network.coordinator.opening import Opener
+from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
+from shufflerl.network.protocol.agreement import Agreement
+from shufflerl.network.protocol.crypto import SigningKey
+from shufflerl.network.protocol.wire import Action, Command, Exclusion, ProblemError, Reason, Signed, Transport
+from shufflerl.network.stores import database
+from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
+from shufflerl.privacy.certificate import Certificate
+from shufflerl.privacy.ledger import Charge, Ledger
+from shufflerl.privacy.noise import PoissonNoise
+from shufflerl.privacy.protocol import Protocol, unbiased
+from shufflerl.privatizers.shuffle import Shuffle
+
+_TABLES = [
+    "CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE batches (number INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, users INTEGER NOT NULL,
+        announcement BLOB NOT NULL, key BLOB, noisy BLOB, messages INTEGER, invalid INTEGER, outcome TEXT,
+        seeds BLOB, excluded BLOB, acknowledged INTEGER NOT NULL DEFAULT 0)""",
+]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is learned, how, and at which price: fixed for the life of a run.
+
+    `transport`: how reports travel, "auto" whatever is cheaper for each batch; `excludable`: the share of masked
+    vectors that may be left out of a sum, whose noise all others make up for.
+    """
+
+    problem: Problem
+    learner: str
+    budget: Budget
+    seed: int
+    learner_parameters: dict[str, Any] = field(default_factory=dict)
+    honest_fraction: float = 1.0
+    transport: Literal["auto", "tags", "sums"] = "tags"
+    excludable: float = 0.01
+
+    def __post_init__(self) -> None:
+        checks.fraction("honest_fraction", self.honest_fraction)
+        checks.choice("transport", self.transport, ("auto", "tags", "sums"))
+        if checks.real("excludable", self.excludable, above=0, closed=True) >= self.honest_fraction:
+            raise InvalidInputError(
+                f"excludable is {self.excludable:g}; expected less than the honest fraction, {self.honest_fraction:g}: "
+                "somebody's noise must be left to rely on."
+            )
+        warn_if_weak(self.budget, self.problem.episodes)
+
+    @property
+    def identity(self) -> str:
+        """Text that is equal for equal runs."""
+        return json.dumps(
+            {
+                "problem": self.problem.fingerprint,
+                "learner": self.learner,
+                "parameters": self.learner_parameters,
+                "epsilon": self.budget.epsilon,
+                "delta": self.budget.delta,
+                "honest_fraction": self.honest_fraction,
+                "transport": self.transport,
+                "excludable": self.excludable,
+                "seed": self.seed,
+            },
+            sort_keys=True,
+        )
+
+    def make_learner(self) -> Learner:
+        """The learner at its beginning."""
+        return learners.make(self.learner, self.problem, self.seed, **self.learner_parameters)
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """A batch the coordinator has learned from: all that it ever saw of it.
+
+    Messages are tags, but for those that only fill up reports, or seeds of masked vectors; `invalid` ones were left
+    out.
+    """
+
+    batch: Batch
+    transport: Transport
+    noise: PoissonNoise
+    values: FloatArray
+    spans: tuple[float, float]
+    messages: int
+    invalid: int
+
+    @property
+    def release(self) -> Release:
+        """What the learner was given."""
+        return Release(self.batch, self.values.copy(), self.noise, self.noise.variance, self.spans)
+
+
+class SpoiltSumError(ShuffleRLError):
+    """A sum that no honest users can have: nothing is learned from it."""
+
+
+class Coordinator:
+    """Not to be used by two threads at once."""
+
+    def __init__(self, folder: Path, run: Run, opener: Opener | None = None) -> None:
+        self.run = run
+        self.identity = SigningKey.load(folder / "identity.pem")
+        self._opener = opener or Opener()
+        self._path = folder / "coordinator.db"
+        self._db = database.connect(self._path, "shufflerl coordinator 2", _TABLES)
+        try:
+            self.task = self._begin()
+        except BaseException:
+            self._db.close()
+            raise
+        self.ledger = Ledger(self.task.hex(), run.budget, folder / "ledger.db")
+        self.learner = self._restored()
+
+    def _begin(self) -> bytes:
+        """A new run, or the one in this folder; refuse to continue one with other settings."""
+        with database.transaction(self._db):
+            known = dict(self._db.execute("SELECT key, value FROM run"))
+            if not known:
+                known = {"identity": self.run.identity, "task": secrets.token_bytes(wire.TASK_BYTES)}
+                self._db.executemany("INSERT INTO run VALUES (?, ?)", known.items())
+                learner = self.run.make_learner()
+                self._plan(learner)
+        if known["identity"] != self.run.identity:
+            changed = _differences(str(known["identity"]), self.run.identity)
+            raise StateMismatchError(
+                f"The run in {self._path.parent} was begun with other settings: {changed}. Start it with its own, or "
+                "use another folder for another run."
+            )
+        return bytes(known["task"])
+
+    def _restored(self) -> Learner:
+        learner = self.run.make_learner()
+        learner.restore(self._value("learner"))
+        return learner
+
+    def _value(self, key: str) -> bytes:
+        return bytes(self._db.execute("SELECT value FROM run WHERE key = ?", (key,)).fetchone()[0])
+
+    def _plan(self, learner: Learner) -> None:
+        """Within a transaction: store the learner and announce what it asks for."""
+        batch = learner.next_batch()
+        self._db.execute("INSERT OR REPLACE INTO run VALUES ('learner', ?)", (learner.save(),))
+        if batch is not None:
+            self._announce(batch, 0)
+
+    def _spans(self, meaning: Agreement, counted: Batch) -> tuple[float, float]:
+        """The variance of noise if those who were counted had touched one counter alone, and all of them."""
+        run, asked = self.run, meaning.batch.users
+        share = meaning.announcement.excludable / asked
+        queries = CountQuery(run.problem, [], [0]), CountQuery.everything(run.problem)
+        alone, together = (agreement.noise_for(run.budget, q, run.honest_fraction, share).variance for q in queries)
+        return alone * counted.users / asked, together * counted.users / asked
+
+    def _announce(self, batch: Batch, attempt: int) -> None:
+        key = crypto.new_box_key()
+        noise = agreement.noise_for(self.run.budget, batch.query, self.run.honest_fraction)
+        if self.run.transport == "auto":
+            transport = costs.cheaper(Protocol(batch.query, batch.users, noise))
+        else:
+            transport = Transport(self.run.transport)
+        excludable = 0
+        if transport == Transport.sums:
+            excludable = int(self.run.excludable * batch.users)
+            share = excludable / batch.users
+            noise = agreement.noise_for(self.run.budget, batch.query, self.run.honest_fraction, share)
+        said = agreement.announce(
+            batch,
+            noise,
+            task=self._value("task"),
+            attempt=attempt,
+            tag_key=key.public_key().public_bytes_raw(),
+            transport=transport,
+            excludable=excludable,
+        )
+        signed = self.identity.sign(said)
+        agreement.understand(signed.payload)  # what everybody would refuse is not stored, and so not announced
+        self._db.execute(
+            "INSERT OR REPLACE INTO batches (number, attempt, users, announcement, key) VALUES (?, ?, ?, ?, ?)",
+            (batch.index, attempt, batch.users, wire.encode(signed), key.private_bytes_raw()),
+        )
+
+    # What is asked of the shuffler.
+
+    @property
+    def pending(self) -> tuple[int, int, Signed] | None:
+        """The batch to be answered: its number, attempt and announcement; None when the run is over."""
+        row = self._db.execute("SELECT number, attempt, announcement FROM batches WHERE noisy IS NULL").fetchone()
+        return None if row is None else (row[0], row[1], wire.decode(Signed, row[2]))
+
+    def command(self, number: int, attempt: int, action: Action, chunk: int = 0) -> Signed:
+        """A signed request about a full batch."""
+        return self.identity.sign(Command(task=self.task, batch=number, attempt=attempt, action=action, chunk=chunk))
+
+    def reopen(self) -> None:
+        """The batch came to nothing: announce it again, to other users, with a new key."""
+        waiting, pending = self.learner.next_batch(), self.pending
+        if waiting is None or pending is None:
+            raise ContractError("No batch is waiting for an answer; there is nothing to announce again.")
+        with database.transaction(self._db):
+            self._announce(waiting, pending[1] + 1)
+        database.erase(self._db)
+
+    @property
+    def exclusion(self) -> Signed | None:
+        """Which seeds of the pending batch cannot be opened; None while they have not been looked at."""
+        row = self._db.execute("SELECT number, attempt, excluded FROM batches WHERE noisy IS NULL").fetchone()
+        if row is None or row[2] is None:
+            return None
+        positions = msgspec.msgpack.decode(row[2])
+        return self.identity.sign(Exclusion(task=self.task, batch=row[0], attempt=row[1], positions=positions))
+
+    def open_seeds(self, chunks: Iterable[bytes]) -> None:
+        """Open the sealed seeds of the pending batch, and store them and which cannot be opened."""
+        number, meaning, key = self._asked()
+        opened = self._opener.seeds(key, meaning.seed_info, chunks)
+        if len(opened) != meaning.batch.users:
+            raise ContractError(
+                f"The shuffler hands over {len(opened)} seeds of batch {number}; expected {meaning.batch.users}. "
+                "Nothing is excluded, and nothing is summed."
+            )
+        excluded = [position for position, seed in enumerate(opened) if seed is None]
+        seeds = b"".join(seed for seed in opened if seed is not None)
+        with database.transaction(self._db):
+            self._db.execute(
+                "UPDATE batches SET seeds = ?, excluded = ? WHERE number = ?",
+                (seeds, msgspec.msgpack.encode(excluded), number),
+            )
+            faults.reached("seeds opened")
+
+    def _asked(self) -> tuple[int, Agreement, bytes]:
+        """The pending batch's number, meaning and key."""
+        pending = self.pending
+        if pending is None:
+            raise ContractError("No batch is waiting for an answer; a release is learned from once.")
+        number, _, signed = pending
+        key = bytes(self._db.execute("SELECT key FROM batches WHERE number = ?", (number,)).fetchone()[0])
+        return number, agreement.understand(signed.payload), key
+
+    def absorb(self, chunks: Iterable[bytes]) -> None:
+        """Charge the ledger, then open the release of the pending batch, learn from it and announce the next."""
+        number, meaning, key = self._asked()
+        query, excluded = meaning.protocol.query, self._excluded(number)
+        batch, noise = _counted(meaning, excluded)
+        # All who were excluded are taken to have been honest: their noise is missing.
+        missing = excluded * float(meaning.protocol.rate)
+        honest = PoissonNoise(meaning.announcement.noise_mean * self.run.honest_fraction - missing)
+        self._charge(meaning, Charge(honest, query.changed_counters))
+        faults.reached("open")
+        if meaning.transport == Transport.sums:
+            counts, messages, invalid = self._unmasked(number, meaning, chunks), meaning.batch.users, excluded
+        else:
+            counts, padding, invalid = self._opener.count_all(key, meaning.tag_info, query.size, chunks)
+            messages = int(counts.sum()) + invalid
+            if messages + padding != (right := batch.users * meaning.most_messages):
+                raise ContractError(
+                    f"The release of batch {number} has {messages + padding:,} messages; {batch.users:,} reports have "
+                    f"{right:,}. Is this its shuffler? Nothing was learned."
+                )
+        values = unbiased(meaning.protocol, counts, batch.users)
+        try:
+            with database.transaction(self._db):
+                waiting = self.learner.next_batch()
+                assert waiting is not None
+                released = replace(waiting, users=batch.users)
+                self.learner.observe(Release(released, values, noise, noise.variance, self._spans(meaning, batch)))
+                self._plan(self.learner)
+                outcome = json.dumps(self._outcome(waiting.mixture))
+                self._db.execute(
+                    "UPDATE batches SET key = NULL, seeds = NULL, noisy = ?, messages = ?, invalid = ?, outcome = ? "
+                    "WHERE number = ?",
+                    (values.tobytes(), messages, invalid, outcome, number),
+                )
+                faults.reached("learner save")
+            faults.reached("saved")
+        except BaseException:
+            self.learner = self._restored()  # what was not stored was not learned
+            raise
+        database.erase(self._db)
+
+    def _outcome(self, played: Mixture) -> dict[str, Any]:
+        """What a batch led to, for people: the value estimated since, and how the policy changed."""
+        estimate, playing = self.learner.view().estimate, self.learner.playing
+        assert playing is not None
+        return {
+            "estimate": None if estimate is None else asdict(estimate),
+            "switched": playing != played,
+            "changed_actions": int((playing.likeliest()[0] != played.likeliest()[0]).sum()),
+        }
+
+    def _excluded(self, number: int) -> int:
+        """How many reports of a batch are not in its sum."""
+        (positions,) = self._db.execute("SELECT excluded FROM batches WHERE number = ?", (number,)).fetchone()
+        return 0 if positions is None else len(msgspec.msgpack.decode(positions))
+
+    def _unmasked(self, number: int, meaning: Agreement, chunks: Iterable[bytes]) -> IntArray:
+        """The counts in a masked sum; one that is impossible is asked again, of other users."""
+        counters, size = meaning.protocol.query.size, meaning.word_bytes
+        (seeds,) = self._db.execute("SELECT seeds FROM batches WHERE number = ?", (number,)).fetchone()
+        if seeds is None:
+            raise ContractError(f"Batch {number} was summed, but its seeds are not here. Was an old backup restored?")
+        each = [seeds[start : start + wire.SEED_BYTES] for start in range(0, len(seeds), wire.SEED_BYTES)]
+        sent = b"".join(chunks)
+        if len(sent) != counters * size:
+            raise ContractError(
+                f"The sum of batch {number} has {len(sent)} bytes; expected {counters * size}. Is this its shuffler?"
+            )
+        counts = masking.words(sent, size) - self._opener.masks(each, counters, size)
+        said = meaning.announcement
+        most = masking.most_count(len(each), said.noise_mean, counters)
+        if (wrong := np.flatnonzero(counts > most)).size:
+            self.reopen()
+            raise SpoiltSumError(
+                f"Counter {wrong[0]} of batch {number}, attempt {said.attempt}, is {counts[wrong[0]]:,} modulo "
+                f"2^{8 * size}; {len(each):,} honest users raise it to {most:,} at most. At least one of them was not "
+                "honest, and nobody can tell which. Nothing was learned; the batch is asked again of other users. If "
+                'this goes on, use transport = "tags".'
+            )
+        return counts.astype(np.int64)
+
+    def _charge(self, meaning: Agreement, charge: Charge) -> None:
+        """Before a release is opened it is in the ledger, once; after a crash it may be there already.
+
+        Another attempt is made by other users, and is another release.
+        """
+        said = meaning.announcement
+        name = f"batch {said.batch}" + (f", attempt {said.attempt}" if said.attempt else "")
+        if name not in self.ledger.releases:
+            faults.reached("ledger")
+            self.ledger.record(name, charge)
+            faults.reached("charged")
+
+    def unacknowledged(self) -> list[tuple[int, int, Action]]:
+        """Batches learned from, by number and attempt, whose release the shuffler may delete.
+
+        The next batch is announced when one is learned from: where there is none, that was the last.
+        """
+        rows = self._db.execute(
+            "SELECT number, attempt, number = (SELECT MAX(number) FROM batches) FROM batches "
+            "WHERE noisy IS NOT NULL AND acknowledged = 0 ORDER BY number"
+        )
+        return [(number, attempt, Action.finish if last else Action.scrub) for number, attempt, last in rows]
+
+    def acknowledged(self, number: int) -> None:
+        """The shuffler has deleted this release."""
+        with database.transaction(self._db):
+            self._db.execute("UPDATE batches SET acknowledged = 1 WHERE number = ?", (number,))
+
+    # What can be shown.
+
+    @property
+    def records(self) -> list[BatchRecord]:
+        """Every batch learned from, in order."""
+        rows = self._db.execute(
+            "SELECT announcement, noisy, messages, invalid FROM batches WHERE noisy IS NOT NULL ORDER BY number"
+        )
+        records = []
+        for signed, noisy, messages, invalid in rows:
+            meaning = agreement.understand(wire.decode(Signed, signed).payload)
+            batch, noise = _counted(meaning, 0 if meaning.transport == Transport.tags else invalid)
+            values, spans = np.frombuffer(noisy).copy(), self._spans(meaning, batch)
+            records.append(BatchRecord(batch, meaning.transport, noise, values, spans, messages, invalid))
+        return records
+
+    @property
+    def outcomes(self) -> list[dict[str, Any]]:
+        """What every batch learned from led to, in order."""
+        rows = self._db.execute("SELECT number, users, outcome FROM batches WHERE noisy IS NOT NULL ORDER BY number")
+        return [{"batch": number, "users": users, **json.loads(outcome)} for number, users, outcome in rows]
+
+    def tally(self) -> tuple[int, int, int]:
+        """Batches learned from, messages in them, and messages that were left out."""
+        row = self._db.execute(
+            "SELECT COUNT(*), TOTAL(messages), TOTAL(invalid) FROM batches WHERE noisy IS NOT NULL"
+        ).fetchone()
+        return int(row[0]), int(row[1]), int(row[2])
+
+    @property
+    def policy(self) -> Mixture | None:
+        """What was deployed last: at the end of a run, what was learned."""
+        return self.learner.deployed
+
+    def certificate(self) -> Certificate:
+        """What every user of the run is guaranteed: all that its budget allows, as some batch may cost as much."""
+        query = CountQuery.everything(self.run.problem)
+        excludable = 0.0 if self.run.transport == "tags" else self.run.excludable
+        noise = agreement.noise_for(self.run.budget, query, self.run.honest_fraction, excludable)
+        honest = PoissonNoise(noise.mean * (self.run.honest_fraction - excludable))
+        cost = privacy_loss(honest, query.changed_counters).epsilon(self.run.budget.delta)
+        mechanism, assumptions = Shuffle.mechanism, Shuffle.assumptions
+        if self.run.transport != "tags":
+            sums = (
+                "counts of one-bit messages with Poisson noise tags, added up under masks per batch, up to "
+                f"{excludable:g} of the reports left out"
+            )
+            mechanism = sums if self.run.transport == "sums" else f"{mechanism}; or {sums}"
+            others = [name for name in assumptions if self.run.transport == "auto" or name != "honest shuffler"]
+            assumptions = (*others, "adding shuffler")
+        return Certificate(
+            epsilon=max(self.run.budget.epsilon, cost),
+            delta=self.run.budget.delta,
+            budget_epsilon=self.run.budget.epsilon,
+            model=Shuffle.model,
+            mechanism=mechanism,
+            noise_sd=noise.sd,
+            noise_on=Shuffle.noise_on,
+            changed_counters=query.changed_counters,
+            participations=1,
+            honest_fraction=self.run.honest_fraction,
+            assumptions=assumptions,
+        )
+
+    def problem(self, reason: Exception) -> ProblemError:
+        """What went wrong here, as what it is: refused by the shuffler, by the disk, or anything else."""
+        if isinstance(reason, ProblemError):
+            return reason
+        if isinstance(reason, sqlite3.Error | OSError):
+            reason = database.explained(reason, self._path)
+        if isinstance(reason, StorageError):
+            return ProblemError(Reason.storage, str(reason))
+        return ProblemError(Reason.failed, f"{type(reason).__name__}: {reason}")
+
+    def close(self) -> None:
+        """Let go of the files and workers."""
+        self._opener.close()
+        self.ledger.close()
+        self._db.close()
+
+
+def _counted(meaning: Agreement, excluded: int) -> tuple[Batch, PoissonNoise]:
+    """The batch with the users who were counted, and the noise that these have added."""
+    batch = replace(meaning.batch, users=meaning.batch.users - excluded)
+    return batch, PoissonNoise(meaning.announcement.noise_mean * batch.users / meaning.batch.users)
+
+
+def _differences(old: str, new: str) -> str:
+    """Which settings of two runs differ, and how."""
+    was, now = _settings(old), _settings(new)
+    return ", ".join(
+        f"{name} was {json.dumps(was.get(name))} and is {json.dumps(now.get(name))} now"
+        for name in sorted(was | now)
+        if was.get(name) != now.get(name)
+    )
+
+
+def _settings(identity: str) -> dict[str, Any]:
+    """What `Run.identity` holds, by the names that the settings have."""
+    said = json.loads(identity)
+    parameters = {f"learner_parameters.{name}": value for name, value in said.pop("parameters").items()}
+    return {**said.pop("problem"), **parameters, **said}

@@ -1,0 +1,103 @@
+"""Opening and counting sealed tags and seeds, on as many cores as there are. Imports little: its workers start fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shufflerl.network import workers
+from shufflerl.network.protocol import crypto, masking, wire
+
+Result = TypeVar("Result")
+
+
+class Counted(NamedTuple):
+    """How often each counter was named, how many tags only filled up reports, and how many were no tags."""
+
+    counts: NDArray[np.int64]
+    padding: int
+    invalid: int
+
+
+def count(key: bytes, info: bytes, size: int, chunk: bytes) -> Counted:
+    """Open the tags of a chunk and count them; what cannot be opened, or names no counter, is left out."""
+    private = crypto.box_key(key)
+    length, found, padding, invalid = wire.SEALED_TAG_BYTES, [], 0, 0
+    for start in range(0, len(chunk), length):
+        try:
+            tag = int.from_bytes(crypto.unseal(private, info, chunk[start : start + length]))
+        except crypto.UnsealError:
+            invalid += 1
+            continue
+        if tag < size:
+            found.append(tag)
+        elif tag == wire.PADDING:
+            padding += 1
+        else:
+            invalid += 1
+    return Counted(np.bincount(np.array(found, dtype=np.int64), minlength=size), padding, invalid)
+
+
+def open_seeds(key: bytes, info: bytes, chunk: bytes) -> list[bytes | None]:
+    """The seeds of a chunk in their order; None for each that cannot be opened."""
+    private = crypto.box_key(key)
+    seeds: list[bytes | None] = []
+    for start in range(0, len(chunk), wire.SEALED_SEED_BYTES):
+        try:
+            seeds.append(crypto.unseal(private, info, chunk[start : start + wire.SEALED_SEED_BYTES]))
+        except crypto.UnsealError:
+            seeds.append(None)
+    return seeds
+
+
+class Opener:
+    """Opens chunks in this process, or in `workers` others if more than one."""
+
+    def __init__(self, workers: int = 1) -> None:
+        self.workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def count_all(self, key: bytes, info: bytes, size: int, chunks: Iterable[bytes]) -> Counted:
+        """The counts of all chunks together."""
+        parts = [part for chunk in chunks for part in _split(chunk, wire.SEALED_TAG_BYTES)]
+        results = self._all(count, [(key, info, size, part) for part in parts])
+        total = np.zeros(size, dtype=np.int64)
+        for result in results:
+            total += result.counts
+        return Counted(total, sum(result.padding for result in results), sum(result.invalid for result in results))
+
+    def seeds(self, key: bytes, info: bytes, chunks: Iterable[bytes]) -> list[bytes | None]:
+        """The seeds of all chunks in their order."""
+        parts = [part for chunk in chunks for part in _split(chunk, wire.SEALED_SEED_BYTES)]
+        return [seed for some in self._all(open_seeds, [(key, info, part) for part in parts]) for seed in some]
+
+    def masks(self, seeds: list[bytes], counters: int, size: int) -> masking.Words:
+        """The masks of all seeds together."""
+        share = -(-len(seeds) // self.workers)
+        parts = [seeds[start : start + share] for start in range(0, len(seeds), share)]
+        total = masking.zeros(counters, size)
+        for some in self._all(masking.sum_of_masks, [(part, counters, size) for part in parts]):
+            total += some
+        return total
+
+    def _all(self, function: Callable[..., Result], calls: list[tuple[object, ...]]) -> list[Result]:
+        if self.workers == 1 or len(calls) < 2:
+            return [function(*call) for call in calls]
+        if self._pool is None:
+            self._pool = workers.pool(self.workers)
+        jobs = [self._pool.submit(function, *call) for call in calls]
+        return [job.result() for job in jobs]
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _split(chunk: bytes, size: int) -> list[bytes]:
+    step = 2048 * size
+    return [chunk[start : start + step] for start in range(0, len(chunk), step)]

@@ -1,0 +1,262 @@
+"""From an episode to sealed bytes: what a node does with what its user did, without network or disk.
+
+Imports little, as fleets run it in workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import random
+import secrets
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from shufflerl import checks
+from shufflerl.arrays import IntArray, PolicyArray
+from shufflerl.counts import CountQuery, Trajectories
+from shufflerl.errors import InvalidInputError, StorageError
+from shufflerl.network.protocol import crypto, masking, wire
+from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, understand
+from shufflerl.network.protocol.crypto import VerifyKey
+from shufflerl.network.protocol.wire import Announcement, OpenBatch, Opening, ProblemError, Report, Transport
+from shufflerl.privacy import randomness
+from shufflerl.privacy.protocol import draw, randomize
+
+log = logging.getLogger("shufflerl.network.node")
+
+
+class Environment(Protocol):
+    """A Gymnasium environment with discrete observations and actions, both counted from 0, and rewards in [0, 1]."""
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        ...
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take an action."""
+        ...
+
+
+@dataclass(frozen=True, init=False)
+class Invitation:
+    """What a node must know beforehand, by a way it trusts: the run, where the shuffler is, and both public keys.
+
+    Task and keys may be given as the commands print them. Nothing in it is secret, and all of it must be right.
+    """
+
+    task: bytes
+    shuffler: str
+    coordinator_key: VerifyKey
+    shuffler_key: VerifyKey
+
+    def __init__(
+        self, task: bytes | str, shuffler: str, coordinator_key: VerifyKey | str, shuffler_key: VerifyKey | str
+    ) -> None:
+        keys = (coordinator_key, shuffler_key)
+        values = (
+            from_hex("The task", task, wire.TASK_BYTES, "shufflerl status"),
+            checks.web_address("shuffler", shuffler),
+            *(key if isinstance(key, VerifyKey) else VerifyKey.from_text(key) for key in keys),
+        )
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
+        if self.coordinator_key == self.shuffler_key:
+            raise InvalidInputError(
+                "Coordinator and shuffler have the same key in this invitation: one role would see who sent what. "
+                "Expected two keys, of two operators."
+            )
+
+    @classmethod
+    def load(cls, path: Path | str) -> Invitation:
+        """The invitation in a file that `save` or `shufflerl invitation` wrote."""
+        try:
+            found = tomllib.loads(Path(path).read_text())
+        except (OSError, UnicodeError, tomllib.TOMLDecodeError) as reason:
+            raise InvalidInputError(
+                f"The invitation {path} cannot be read ({reason}); `shufflerl invitation` writes one."
+            ) from None
+        names = [field.name for field in fields(cls)]
+        if sorted(found) != sorted(names):
+            raise InvalidInputError(f"{path} is no invitation: it has {sorted(found)}; expected {', '.join(names)}.")
+        return cls(**found)
+
+    def save(self, path: Path | str) -> None:
+        """Write it to a file that can be handed out."""
+        lines = {
+            "task": self.task.hex(),
+            "shuffler": self.shuffler,
+            "coordinator_key": str(self.coordinator_key),
+            "shuffler_key": str(self.shuffler_key),
+        }
+        text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items())
+        try:
+            Path(path).write_text(f"# {_ABOUT_INVITATIONS}\n{text}")
+        except OSError as reason:
+            raise StorageError(f"The invitation {path} cannot be written ({reason}).") from None
+
+
+_ABOUT_INVITATIONS = "An invitation to a run of shufflerl. Nothing here is secret; take it only from whom you trust."
+
+
+def from_hex(name: str, value: bytes | str, size: int, command: str) -> bytes:
+    """So many bytes, or the text of twice as many hexadecimal digits that a command prints."""
+    try:
+        raw = bytes.fromhex(value) if isinstance(value, str) else value
+    except ValueError:
+        raw = b""
+    if not isinstance(raw, bytes) or len(raw) != size:
+        raise InvalidInputError(f"{name} is wrong; expected the {2 * size} hexadecimal digits that `{command}` gives.")
+    return raw
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An open batch whose signatures are right."""
+
+    agreement: Agreement
+    envelope_key: bytes
+
+
+def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
+    """The batch, if coordinator and shuffler both signed it and it is of the run the node was invited to."""
+    try:
+        said = invitation.coordinator_key.verify(Announcement, batch.announcement)
+        opening = invitation.shuffler_key.verify(Opening, batch.opening)
+    except ProblemError as problem:
+        raise ProblemError(problem.reason, f"{problem.detail} Check both keys in the invitation.") from None
+    for key in (said.tag_key, opening.envelope_key):
+        crypto.check_box_key(key)
+    agreement = understand(batch.announcement.payload)
+    if said.task != invitation.task or opening.announcement != agreement.digest:
+        raise UnacceptableError(
+            "The shuffler offers a batch of another run, or a key made for another batch; this node does not take "
+            "part. Check the task in its invitation."
+        )
+    return Checked(agreement, opening.envelope_key)
+
+
+def check_environment(env: Environment, agreement: Agreement) -> None:
+    """Refuse a batch made for another kind of environment, before anything is charged for it."""
+    query = agreement.protocol.query
+    states = getattr(getattr(env, "observation_space", None), "n", None)
+    actions = getattr(getattr(env, "action_space", None), "n", None)
+    if states not in (None, query.n_states, query.n_states - 1) or actions not in (None, query.n_actions):
+        raise UnacceptableError(
+            f"The batch is for {query.n_states} states and {query.n_actions} actions, but the environment has {states} "
+            f"and {actions}; expected as many, or one state less if it may end early. This node does not take part."
+        )
+
+
+def play(env: Environment, agreement: Agreement) -> Trajectories:
+    """One episode under a policy drawn from the batch's mixture.
+
+    An environment that ends early stays in the last state of the problem, where nothing is paid, as the Gymnasium
+    bridge has it. A reward between 0 and 1 becomes a bit with that probability. What the batch has no counters for is
+    reported as the nearest that it has, and an episode that cannot be played or read as one that never leaves the
+    first state and earns nothing: whether a node reports must not depend on what its user met.
+    """
+    mixture = agreement.batch.mixture
+    (drawn,) = random.SystemRandom().choices(range(len(mixture.weights)), mixture.weights.tolist())
+    policy: PolicyArray = mixture.policies[drawn]
+    try:
+        return _episode(env, agreement.protocol.query, policy)
+    except BaseException:  # whatever an environment raises, and if it asks the program to end
+        log.warning("The episode failed; one that never leaves the first state is reported instead.", exc_info=True)
+    still = np.zeros((1, len(policy)), dtype=np.int64)
+    return Trajectories(still, policy[None, :, 0].astype(np.int64), still)
+
+
+def _episode(env: Environment, query: CountQuery, policy: PolicyArray) -> Trajectories:
+    states, actions, rewards = (np.zeros((1, query.horizon), dtype=np.int64) for _ in range(3))
+    observation, _ = env.reset()
+    over = False
+    for h in range(query.horizon):
+        state = query.n_states - 1 if over else int(observation)
+        if not 0 <= state < query.n_states:
+            _odd(f"The environment is in state {state}; the batch is for {query.n_states} states.")
+            state = query.n_states - 1
+        states[0, h], actions[0, h] = state, policy[h, state]
+        if not over:
+            observation, reward, terminated, truncated, _ = env.step(policy[h, state])
+            rewards[0, h] = _bit(float(reward))
+            over = bool(terminated or truncated)
+    return Trajectories(states, actions, rewards)
+
+
+def _bit(reward: float) -> bool:
+    if not 0 <= reward <= 1:
+        _odd(f"The environment paid {reward:g}; expected a reward in [0, 1]. Rescale its rewards.")
+        reward = 1.0 if reward > 1 else 0.0
+    return bool(randomness.bernoulli(Fraction(reward), 1)[0])
+
+
+def _odd(what: str) -> None:
+    """Tell the device, and nobody else: a node that stayed silent would tell what its user met.
+
+    Logged, not warned of: a program may have made errors of warnings, and the report would not be sent.
+    """
+    log.warning("%s The nearest thing that can be said is reported.", what)
+
+
+def within_support(agreement: Agreement, trajectory: Trajectories) -> Trajectories:
+    """The trajectory with every move that the announced support rules out led to the first state that it allows.
+
+    A node must not stay silent about such moves: whether it reports would then depend on what its user did, and a
+    coordinator could announce a support to find out.
+    """
+    support = agreement.protocol.query.support
+    if support is None:
+        return trajectory
+    states = trajectory.states.copy()
+    for h in range(states.shape[1] - 1):
+        allowed = support[h, states[0, h], trajectory.actions[0, h]]
+        if not allowed[states[0, h + 1]]:
+            states[0, h + 1] = int(np.flatnonzero(allowed)[0])
+    return Trajectories(states, trajectory.actions, trajectory.rewards)
+
+
+def make_report(checked: Checked, trajectory: Trajectories, token: bytes) -> Report:
+    """Randomize one episode and seal it, to the coordinator and then to the shuffler."""
+    return seal_report(checked, randomize_episode(checked.agreement, trajectory), token)
+
+
+def randomize_episode(agreement: Agreement, trajectory: Trajectories) -> IntArray:
+    """An episode's tags and noise, from the operating system's random source."""
+    # Tags that are counted have no order to hide, and sorting them would take longer than drawing them.
+    randomizer = draw if agreement.transport == Transport.sums else randomize
+    return randomizer(agreement.protocol, within_support(agreement, trajectory))
+
+
+def seal_report(checked: Checked, tags: Iterable[int], token: bytes) -> Report:
+    """Tags as a report: as the batch's transport has it, in one envelope with the token."""
+    agreement = checked.agreement
+    sealed = (_vector if agreement.transport == Transport.sums else _tags)(agreement, tags)
+    report_id = crypto.report_id(agreement.announcement.task, token)
+    envelope = crypto.seal(
+        crypto.public_box_key(checked.envelope_key), agreement.envelope_info(report_id), b"".join([token, *sealed])
+    )
+    return Report(report_id=report_id, envelope=envelope)
+
+
+def _tags(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
+    """Each tag sealed by itself, and padding sealed alike: as many messages as every report of the batch has."""
+    key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
+    filled = itertools.islice(itertools.chain(tags, itertools.repeat(wire.PADDING)), agreement.most_messages)
+    return [crypto.seal(key, info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in filled]
+
+
+def _vector(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
+    """The tags counted under a mask, and its seed sealed; equally long whatever the tags are."""
+    seed = secrets.token_bytes(wire.SEED_BYTES)
+    key = crypto.public_box_key(agreement.announcement.tag_key)
+    counted = tags if isinstance(tags, np.ndarray) else list(tags)
+    vector = masking.masked(counted, seed, agreement.protocol.query.size, agreement.word_bytes)
+    return [crypto.seal(key, agreement.seed_info, seed), vector]

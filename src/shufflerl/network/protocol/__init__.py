@@ -1,0 +1,1 @@
+"""What the roles say to each other: messages, seals, masks, what an announcement means and what it costs."""

@@ -1,0 +1,265 @@
+"""What a batch means to all who take part in it, read from the signed announcement, and what a node accepts of it.
+
+Nobody takes the coordinator's word for the noise: from the announcement alone every node computes how much will be on
+every counter, if the shuffler mixes and enough others are honest, and what it costs, and the shuffler how many reports
+it must wait for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shufflerl import checks
+from shufflerl.arrays import BoolArray
+from shufflerl.counts import Batch, CountQuery
+from shufflerl.errors import InvalidInputError, ShuffleRLError
+from shufflerl.mdp import Mixture, Problem
+from shufflerl.network.protocol import crypto, masking, wire
+from shufflerl.network.protocol.wire import Announcement, ProblemError, Reason, Transport
+from shufflerl.privacy.noise import PoissonNoise
+from shufflerl.privacy.protocol import Protocol
+
+if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
+    from shufflerl.privacy.accounting import Budget
+
+# Tables beyond this are refused before anything is built from an announcement.
+_MOST_CELLS = 50_000_000
+# Noise tags that one user draws; more would take gigabytes, whether they are sent one by one or only counted.
+_MOST_NOISE = 20_000_000
+
+
+class UnacceptableError(ShuffleRLError):
+    """A batch that a node does not take part in, because it would not get the privacy it was promised."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """An announcement as values: the batch, the protocol of its users, and the contexts their messages are bound to."""
+
+    announcement: Announcement
+    digest: bytes
+    batch: Batch
+    protocol: Protocol
+
+    @functools.cached_property
+    def tag_info(self) -> bytes:
+        """The context of a sealed tag."""
+        said = self.announcement
+        return crypto.tag_info(said.task, said.batch, said.attempt, self.digest)
+
+    @functools.cached_property
+    def seed_info(self) -> bytes:
+        """The context of a sealed seed."""
+        said = self.announcement
+        return crypto.seed_info(said.task, said.batch, said.attempt, self.digest)
+
+    def envelope_info(self, report_id: bytes) -> bytes:
+        """The context of the envelope of this report."""
+        said = self.announcement
+        return crypto.envelope_info(said.task, said.batch, said.attempt, self.digest, report_id)
+
+    @functools.cached_property
+    def most_messages(self) -> int:
+        """Messages of 52 bytes in every report; a masked vector counts as the messages it is as long as.
+
+        Computed, not announced: a coordinator that could lower it would cut off noise.
+        """
+        if self.transport == Transport.sums:
+            return -(-self._vector_bytes // wire.SEALED_TAG_BYTES)
+        return messages_per_report(self.protocol)
+
+    @property
+    def transport(self) -> Transport:
+        """How reports travel."""
+        return self.announcement.transport
+
+    @property
+    def crowd(self) -> int:
+        """The fewest users whose reports are released together: all but those who may be excluded."""
+        return self.announcement.users - self.announcement.excludable
+
+    @functools.cached_property
+    def word_bytes(self) -> int:
+        """Bytes of a counter in a masked vector."""
+        said = self.announcement
+        return masking.word_bytes(said.users, said.noise_mean, self.protocol.query.size)
+
+    @property
+    def _vector_bytes(self) -> int:
+        return wire.SEALED_SEED_BYTES + self.protocol.query.size * self.word_bytes
+
+    @property
+    def envelope_bytes(self) -> int:
+        """Bytes of every envelope of the batch: one that told its noise by its length could be dropped for it."""
+        sums = self.transport == Transport.sums
+        sealed = self._vector_bytes if sums else self.most_messages * wire.SEALED_TAG_BYTES
+        return wire.TOKEN_BYTES + sealed + crypto.SEAL_BYTES
+
+
+def messages_per_report(protocol: Protocol) -> int:
+    """Messages in every report of tags: as many as any user of the batch may need, filled up with padding.
+
+    A user who draws more noise than fits leaves some of it out. In a whole batch that happens with probability below
+    exp(-35), which is less than the accountant adds to every delta for its own rounding.
+    """
+    mean = float(protocol.rate) * protocol.query.size
+    return protocol.query.touched_counters + masking.most_poisson(mean, protocol.users)
+
+
+def announce(
+    batch: Batch,
+    noise: PoissonNoise,
+    *,
+    task: bytes,
+    attempt: int,
+    tag_key: bytes,
+    transport: Transport = Transport.tags,
+    excludable: int = 0,
+) -> Announcement:
+    """The announcement of a learner's batch."""
+    query, policies = batch.query, batch.mixture.policies
+    if query.n_actions > 2**16:
+        raise InvalidInputError(f"There are {query.n_actions} actions; expected at most 65,536 on the network.")
+    return Announcement(
+        task=task,
+        batch=batch.index,
+        attempt=attempt,
+        users=batch.users,
+        horizon=query.horizon,
+        states=query.n_states,
+        actions=query.n_actions,
+        transition_steps=list(query.transition_steps),
+        reward_steps=list(query.reward_steps),
+        support=None if query.support is None else np.packbits(query.support).tobytes(),
+        policies=policies.astype("<u2").tobytes(),
+        weights=batch.mixture.weights.tolist(),
+        noise_mean=noise.mean,
+        tag_key=tag_key,
+        transport=transport,
+        excludable=excludable,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def understand(payload: bytes) -> Agreement:
+    """The meaning of a signed announcement's bytes; a problem if it has none."""
+    said = wire.decode(Announcement, payload)
+    try:
+        return _understood(said, payload)
+    except (InvalidInputError, ValueError, ArithmeticError) as reason:
+        raise ProblemError(
+            Reason.malformed, f"The announcement of batch {said.batch} makes no sense: {reason}"
+        ) from None
+
+
+def _understood(said: Announcement, payload: bytes) -> Agreement:
+    cells = said.horizon * said.states * said.actions * said.states
+    if max(cells, len(said.policies)) > _MOST_CELLS:
+        raise InvalidInputError(f"It has {cells:,} counters; expected at most {_MOST_CELLS:,}.")
+    support: BoolArray | None = None
+    if said.support is not None:
+        shape = (said.horizon - 1, said.states, said.actions, said.states)
+        packed = np.frombuffer(said.support, dtype=np.uint8)
+        if len(packed) != -(-math.prod(shape) // 8):
+            raise InvalidInputError(f"Its support has {len(packed)} bytes; expected one bit per transition.")
+        support = np.unpackbits(packed, count=math.prod(shape)).astype(np.bool_).reshape(shape)
+    policies = np.frombuffer(said.policies, dtype="<u2").reshape(-1, said.horizon, said.states).astype(np.int32)
+    mixture = Mixture(policies, said.weights)
+    problem = Problem(said.horizon, said.states, said.actions, said.users, support=support)
+    query = CountQuery(problem, said.transition_steps, said.reward_steps)
+    batch = Batch(said.batch, said.users, mixture, query)
+    if said.excludable > (said.users - 1 if said.transport == Transport.sums else 0):
+        raise InvalidInputError(
+            f"It may exclude {said.excludable} of {said.users} users; of sums somebody must be left, of tags nobody is "
+            "excluded."
+        )
+    protocol = Protocol(query, said.users, PoissonNoise(said.noise_mean), 1 - said.excludable / said.users)
+    if (noise := protocol.rate * query.size) > _MOST_NOISE:
+        raise InvalidInputError(
+            f"Each of its {said.users:,} users would draw about {float(noise):,.0f} noise tags; expected at most "
+            f"{_MOST_NOISE:,}. Ask more users at once, or allow a larger epsilon."
+        )
+    agreement = Agreement(said, crypto.digest(payload), batch, protocol)
+    _ = agreement.envelope_bytes  # of sums that could wrap, and of noise that is too small a number, there is no length
+    return agreement
+
+
+def noise_for(budget: Budget, query: CountQuery, honest_fraction: float, excludable: float = 0.0) -> PoissonNoise:
+    """Noise that every node with this budget and assumption will accept; `excludable` is a share of the users."""
+    from shufflerl.privacy.accounting import calibrate
+
+    honest = calibrate(budget, query.changed_counters)
+    checks.fraction("honest_fraction", honest_fraction)
+    if not excludable < honest_fraction:
+        raise InvalidInputError(
+            f"The honest fraction is {honest_fraction:g} and {excludable:g} of the users may be excluded: nobody's "
+            "noise is left to rely on. Let fewer be excluded."
+        )
+    # A hair more, so that dividing here and multiplying at the node cannot round below what was certified.
+    return PoissonNoise(honest.mean / (honest_fraction - excludable) * (1 + 1e-12))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a node was told to accept: its user's budget for a run, and how it wants to be mixed.
+
+    `honest_fraction`: the share of all users it relies on to add their noise; `min_batch_size`: the fewest it is
+    mixed with, whoever is excluded; `most_messages`: how many messages it is willing to send.
+    """
+
+    budget: Budget
+    honest_fraction: float = 1.0
+    min_batch_size: int = 100
+    most_messages: int = 100_000
+
+    def __post_init__(self) -> None:
+        checks.fraction("honest_fraction", self.honest_fraction)
+        checks.whole("min_batch_size", self.min_batch_size, least=1)
+        checks.whole("most_messages", self.most_messages, least=1)
+
+    def honest_noise(self, agreement: Agreement) -> PoissonNoise:
+        """The noise that will be on every counter if only the honest fraction add theirs.
+
+        All reports that may be excluded from a sum are taken to be honest ones, whose noise goes with them.
+        """
+        said = agreement.announcement
+        relied_on = self.honest_fraction - said.excludable / said.users
+        if relied_on <= 0:
+            raise UnacceptableError(
+                f"Of batch {said.batch}'s {said.users} users {said.excludable} may be excluded; this node relies on "
+                f"the noise of {self.honest_fraction:g} of them, of which none need be left. It does not take part."
+            )
+        return PoissonNoise(said.noise_mean * relied_on)
+
+    def check(self, agreement: Agreement) -> None:
+        """Refuse a batch that gives less privacy than these terms ask for."""
+        from shufflerl.privacy.accounting import privacy_loss
+
+        said, changed = agreement.announcement, agreement.protocol.query.changed_counters
+        if agreement.crowd < self.min_batch_size:
+            less = f" less {said.excludable} that may be excluded" if said.excludable else ""
+            raise UnacceptableError(
+                f"Batch {said.batch} mixes {said.users} users{less}; this node was told to accept no fewer than "
+                f"{self.min_batch_size} (min_batch_size). It does not take part."
+            )
+        if agreement.most_messages > self.most_messages:
+            raise UnacceptableError(
+                f"Batch {said.batch} may take {agreement.most_messages:,} messages from one node; this one was told to "
+                f"send no more than {self.most_messages:,} (most_messages). It does not take part."
+            )
+        delta = privacy_loss(self.honest_noise(agreement), changed).delta(self.budget.epsilon)
+        if delta > self.budget.delta:
+            share = said.excludable / said.users
+            needed = noise_for(self.budget, agreement.protocol.query, self.honest_fraction, share)
+            less = f" less {said.excludable} excluded" if said.excludable else ""
+            raise UnacceptableError(
+                f"Batch {said.batch} has noise of mean {said.noise_mean:g} on each counter, of which the honest "
+                f"{self.honest_fraction:g}{less} suffice for delta {delta:.3g} at epsilon {self.budget.epsilon:g}; "
+                f"this node was told to accept no more than {self.budget.delta:g}. It does not take part; the "
+                f"coordinator must announce a mean of at least {needed.mean:.6g}."
+            )

@@ -1,0 +1,1 @@
+"""What survives a crash: SQLite files of one machine, or a NATS JetStream cluster."""
