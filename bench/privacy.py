@@ -10,8 +10,8 @@ import numpy as np
 from bench.measure import Figure, medians, seconds
 from shufflerl import MDP, Batch, CountPopulation, CountQuery, Mixture, envs, learners, privatizers
 from shufflerl.mdp import Problem
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau, privacy_loss
-from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree
 

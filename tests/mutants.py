@@ -8,7 +8,7 @@ Changed are operators, comparisons, conditions, numbers, `min`, `max`, `any`, `a
 never texts, types, or what is raised. Everything happens in a copy of the tree. Mutants that survive and were judged
 are listed in `tests/mutants.md`; one that survives and is not there is reported, and the run fails.
 
-    python -m tests.mutants --most 100 --files privacy/noise.py privatizers
+    python -m tests.mutants --most 100 --files noise.py privatizers
     python -m tests.mutants --survivors     # try those again that survived last time
 """
 
@@ -68,7 +68,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/audit.py": (("audit",), ("network_audit",)),
     "privacy/certificate.py": (("certificate",),),
     "privacy/ledger.py": (("ledger",),),
-    "privacy/noise.py": (("noise",), ("privatizer_budgets",)),
+    "noise.py": (("noise",), ("privatizer_budgets",)),
     "privacy/protocol.py": (("protocol",),),
     "privacy/randomness.py": (("randomness",),),
     "privacy/sizing.py": (("certificate",), ("cli",)),

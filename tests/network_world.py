@@ -35,8 +35,8 @@ from shufflerl.network.protocol.wire import (
 )
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import SQLiteStore, Store
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget
-from shufflerl.privacy.noise import PoissonNoise
 
 #: Two steps, two states, two actions: 24 counters, 3 touched.
 PROBLEM = Problem(horizon=2, n_states=2, n_actions=2, episodes=1000)

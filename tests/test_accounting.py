@@ -22,6 +22,7 @@ from shufflerl import privatizers
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
 from shufflerl.learners.ucbvi import UCBVI
+from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise
 from shufflerl.privacy import accounting
 from shufflerl.privacy.accounting import (
     NUMERIC_FLOOR,
@@ -35,7 +36,6 @@ from shufflerl.privacy.accounting import (
     privacy_loss,
     warn_if_weak,
 )
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise
 from tests.examples import random_mdp
 
 Lattice = PoissonNoise | BinomialNoise

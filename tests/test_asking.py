@@ -21,10 +21,10 @@ from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.learners.optimistic import Optimistic
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem
+from shufflerl.noise import PoissonNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.ledger import Charge
-from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
 from shufflerl.privatizers.shuffle import Shuffle
 from tests.examples import full_batch, random_mdp, random_mixture

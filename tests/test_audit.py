@@ -20,10 +20,10 @@ from scipy import special, stats
 from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.errors import InvalidInputError
+from shufflerl.noise import GaussianNoise, PoissonNoise
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, privacy_loss
 from shufflerl.privacy.audit import FEWEST_SAMPLES, AuditReport, InMemory, audit, refutable_epsilon, visible_shortfall
-from shufflerl.privacy.noise import GaussianNoise, PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 
 BUDGET = Budget(1.0, 1e-5)

@@ -25,7 +25,7 @@ from shufflerl.experiments.figures.suite.analysis import nowhere_worse, times_ov
 from shufflerl.experiments.figures.switches.analysis import at_most, every_episode, fewer
 from shufflerl.experiments.figures.theorem.analysis import affordable, flat, learns
 from shufflerl.experiments.suite import Contest, Line, Report
-from shufflerl.privacy.noise import GaussianNoise
+from shufflerl.noise import GaussianNoise
 
 KS = [10**power for power in range(3, 9)]
 

@@ -24,9 +24,9 @@ from shufflerl.estimation import PrivateCounts, consistency, consistent, precisi
 from shufflerl.estimation.consistency import nearest, raised
 from shufflerl.estimation.rows import Terms, chernoff, joint_bound, successors, sums, tail, visit_terms
 from shufflerl.mdp import MDP
+from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent
 from shufflerl.privatizers.local import LocalSampled
 from tests.examples import mdps, random_mdp, random_mixture
 

@@ -23,9 +23,9 @@ from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Agreement, understand
 from shufflerl.network.protocol.wire import Action, ProblemError, Reason
 from shufflerl.network.shuffler.mixing import permuted
+from shufflerl.noise import PoissonNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, privacy_loss
-from shufflerl.privacy.noise import PoissonNoise
 from tests.network_world import crash_at, pretend_to_seal
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")

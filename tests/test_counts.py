@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shufflerl.counts import Batch, Counter, CountQuery, Counts, Release, Trajectories
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.mdp import MDP, Mixture
+from shufflerl.noise import Silent
 from shufflerl.population import TrajectoryPopulation
-from shufflerl.privacy.noise import Silent
 from tests.examples import full_batch, mdps, random_mdp, random_mixture
 
 

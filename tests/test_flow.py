@@ -15,8 +15,8 @@ from shufflerl.errors import ContractError
 from shufflerl.estimation.flow import conserve
 from shufflerl.estimation.model import Evidence
 from shufflerl.mdp import MDP, Mixture
+from shufflerl.noise import GaussianNoise, PoissonNoise, Silent
 from shufflerl.population import CountPopulation
-from shufflerl.privacy.noise import GaussianNoise, PoissonNoise, Silent
 from tests.examples import mdps, random_mdp, random_mixture
 
 

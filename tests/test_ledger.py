@@ -23,10 +23,10 @@ from shufflerl.errors import (
     ShuffleRLError,
     StateMismatchError,
 )
+from shufflerl.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
 from shufflerl.privacy import ledger as ledger_module
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
 from shufflerl.privacy.ledger import Charge, Ledger
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
 from tests.waiting import PATIENCE
 
 BUDGET = Budget(1.0, 1e-5)

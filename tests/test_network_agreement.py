@@ -22,8 +22,8 @@ from shufflerl.network.node.reporting import check_signatures, randomize_episode
 from shufflerl.network.protocol import agreement, wire
 from shufflerl.network.protocol.agreement import UnacceptableError, noise_for, understand
 from shufflerl.network.protocol.wire import OpenBatch, ProblemError, Reason, Signed, Transport
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate
-from shufflerl.privacy.noise import PoissonNoise
 from tests.examples import full_batch, random_mdp, random_mixture
 from tests.network_world import QUERY, World, meaning_of, new_identity, open_batch, terms
 

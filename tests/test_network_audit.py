@@ -30,11 +30,11 @@ from shufflerl.network.protocol import agreement, crypto, wire
 from shufflerl.network.protocol.agreement import Agreement
 from shufflerl.network.protocol.wire import Report
 from shufflerl.network.shuffler import mixing, shuffler, summing
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy import audit as bench
 from shufflerl.privacy import protocol, randomness
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit import FEWEST_SAMPLES, audit
-from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 from tests.network_world import pretend_to_seal
 

@@ -31,8 +31,8 @@ from shufflerl.network.protocol.wire import Outcome, ProblemError, Verdict
 from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.network.web import contact
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, privacy_loss
-from shufflerl.privacy.noise import PoissonNoise
 from tests.network_world import PROBLEM, Crash, World, meaning_of, new_identity
 from tests.test_network_http import serving
 

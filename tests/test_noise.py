@@ -14,7 +14,7 @@ from scipy import stats
 
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise, reach
+from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise, reach
 
 Lattice = PoissonNoise | BinomialNoise
 

@@ -23,10 +23,10 @@ from shufflerl.learners.radius import PaperRadius
 from shufflerl.learners.sdp_pe import SDPPE
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Mixture, Problem
+from shufflerl.noise import GaussianNoise
 from shufflerl.planning import occupancy, visit_probabilities
 from shufflerl.policy_sets.base import PolicySet, Search
 from shufflerl.population import CountPopulation
-from shufflerl.privacy.noise import GaussianNoise
 from tests.examples import all_policies, random_mdp
 from tests.test_policy_sets import everything, taken
 

@@ -12,8 +12,8 @@ from shufflerl.estimation.posterior import Posterior
 from shufflerl.kernels.optimism import mean_and_error
 from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.mdp import MDP, homogeneous
+from shufflerl.noise import GaussianNoise, Noise, Silent
 from shufflerl.population import CountPopulation
-from shufflerl.privacy.noise import GaussianNoise, Noise, Silent
 from tests.examples import random_mdp, random_mixture
 
 #: What is public of a posterior.

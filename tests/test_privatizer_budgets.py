@@ -14,8 +14,8 @@ from shufflerl import privatizers
 from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError
+from shufflerl.noise import GaussianNoise, Noise, PoissonNoise, UnaryNoise
 from shufflerl.privacy.accounting import calibrate_gaussian, paper_noise
-from shufflerl.privacy.noise import GaussianNoise, Noise, PoissonNoise, UnaryNoise
 from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer
 from shufflerl.privatizers.central import CentralBatch, Continual
 from shufflerl.privatizers.local import Local, LocalSampled

@@ -14,9 +14,9 @@ from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP
+from shufflerl.noise import GaussianNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
-from shufflerl.privacy.noise import GaussianNoise
 from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree, Continual
 from shufflerl.privatizers.shuffle import Shuffle, ShufflePaper
@@ -295,7 +295,7 @@ def test_participations_compose() -> None:
     assert once is not None
     assert thrice is not None
     assert thrice.noise_sd > 1.6 * once.noise_sd
-    from shufflerl.privacy.noise import PoissonNoise
+    from shufflerl.noise import PoissonNoise
 
     composed = privacy_loss(PoissonNoise(thrice.noise_sd**2), query.changed_counters, 3)
     assert composed.epsilon(BUDGET.delta) == pytest.approx(1.0, rel=1e-3)

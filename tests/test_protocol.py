@@ -19,10 +19,10 @@ from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Counter, CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP, Problem
+from shufflerl.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
 from shufflerl.population import TrajectoryPopulation
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import paper_noise
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
 from shufflerl.privacy.protocol import Protocol, analyze, randomize, shuffle
 from tests.examples import full_batch, mdps
 

@@ -22,8 +22,8 @@ from shufflerl.network.protocol.agreement import Agreement, understand
 from shufflerl.network.protocol.wire import Action, Exclusion, Opening, ProblemError, Signed, State, Transport
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import SQLiteStore
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, privacy_loss
-from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 from tests.network_world import QUERY, crash_at, new_identity
 from tests.test_coordinator import ENV, MDP

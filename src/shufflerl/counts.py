@@ -20,7 +20,7 @@ from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.layout import Layout
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.privacy.noise import Noise
+from shufflerl.noise import Noise
 
 
 class Counter(NamedTuple):

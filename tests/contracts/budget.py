@@ -25,7 +25,7 @@ from shufflerl.counts import Batch, CountQuery, Counts, Release
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
+from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
 from shufflerl.privatizers.base import BudgetedPrivatizer
 
 DELTA = 1e-9

@@ -19,15 +19,7 @@ from scipy import special
 from shufflerl import checks
 from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.counts import CountQuery, Release
-from shufflerl.privacy.noise import (
-    LARGEST_COUNT,
-    BinomialNoise,
-    GaussianNoise,
-    Noise,
-    PoissonNoise,
-    Silent,
-    reach,
-)
+from shufflerl.noise import LARGEST_COUNT, BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, reach
 
 #: A weighted sum of independent counters: (how many, weight of each) per family.
 Terms = tuple[tuple[int, float], ...]

@@ -26,9 +26,9 @@ from shufflerl.learners.radius import PaperRadius
 from shufflerl.learners.sdp_pe import SDPPE
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP
+from shufflerl.noise import Silent
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate
-from shufflerl.privacy.noise import Silent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -34,10 +34,10 @@ from shufflerl.network.protocol.wire import Action, Announcement, Report, Signed
 from shufflerl.network.shuffler import mixing
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import BatchRow, SQLiteStore
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit import Session, System, Transcript
 from shufflerl.privacy.ledger import Ledger
-from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 
 #: Batches of a run; after them another begins, with other keys.

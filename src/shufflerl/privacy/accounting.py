@@ -29,16 +29,7 @@ import scipy  # its parts are loaded when they are first used, which most proces
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
-from shufflerl.privacy.noise import (
-    LARGEST_COUNT,
-    BinomialNoise,
-    GaussianNoise,
-    Noise,
-    PoissonNoise,
-    Silent,
-    UnaryNoise,
-    reach,
-)
+from shufflerl.noise import LARGEST_COUNT, BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise, reach
 
 #: No delta below this is certified: the composition's rounding error would be a visible part of the answer.
 NUMERIC_FLOOR = 1e-12

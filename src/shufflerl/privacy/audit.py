@@ -37,9 +37,9 @@ from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import ShuffleRLError
 from shufflerl.mdp import Problem
+from shufflerl.noise import BinomialNoise, GaussianNoise, PoissonNoise
 from shufflerl.privacy import accounting, protocol
 from shufflerl.privacy.accounting import Budget, PrivacyLoss, calibrate_gaussian, privacy_loss
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 
 #: Fewer transcripts than this of either batch, and the laws of the test statistics would be too far from their limits.

@@ -35,9 +35,9 @@ from shufflerl.errors import (
     ShuffleRLError,
     StateMismatchError,
 )
+from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
 from shufflerl.privacy.certificate import at_most
-from shufflerl.privacy.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
 
 #: Raised when the tables change, so that an older file is refused instead of misread.
 FORMAT = "shufflerl ledger 2"

@@ -24,8 +24,8 @@ from shufflerl import checks
 from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
+from shufflerl.noise import BinomialNoise, PoissonNoise
 from shufflerl.privacy import randomness
-from shufflerl.privacy.noise import BinomialNoise, PoissonNoise
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from shufflerl import checks
 from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate, drawable, paper_noise, paper_tau, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
-from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 from shufflerl.privatizers.shuffle import Shuffle
 

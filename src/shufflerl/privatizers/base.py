@@ -12,10 +12,10 @@ from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import ContractError
 from shufflerl.learners.base import Learner
+from shufflerl.noise import Noise
 from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge, Ledger
-from shufflerl.privacy.noise import Noise
 from shufflerl.seeding import Seed, stream
 
 

@@ -18,9 +18,9 @@ from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.learners.base import Learner
+from shufflerl.noise import GaussianNoise, Noise, on_lattice
 from shufflerl.privacy.accounting import Budget, calibrate_gaussian
 from shufflerl.privacy.ledger import Charge, Ledger
-from shufflerl.privacy.noise import GaussianNoise, Noise, on_lattice
 from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer
 from shufflerl.seeding import Seed
 

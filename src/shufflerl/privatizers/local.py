@@ -10,9 +10,9 @@ import numpy as np
 from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError
+from shufflerl.noise import GaussianNoise, UnaryNoise
 from shufflerl.privacy.accounting import calibrate_gaussian, calibrate_unary
 from shufflerl.privacy.ledger import Charge
-from shufflerl.privacy.noise import GaussianNoise, UnaryNoise
 from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer
 
 _TRUST = ("unique users", "exact noise", "public parameters")

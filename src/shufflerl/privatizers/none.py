@@ -8,7 +8,7 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
-from shufflerl.privacy.noise import Silent
+from shufflerl.noise import Silent
 from shufflerl.privatizers.base import Privatizer
 
 

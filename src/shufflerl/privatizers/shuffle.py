@@ -8,9 +8,9 @@ from typing import ClassVar
 from shufflerl import checks
 from shufflerl.counts import CountQuery
 from shufflerl.learners.base import Learner
+from shufflerl.noise import BinomialNoise, PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate, paper_noise, paper_tau
 from shufflerl.privacy.ledger import Charge, Ledger
-from shufflerl.privacy.noise import BinomialNoise, PoissonNoise
 from shufflerl.privatizers.base import AdditivePrivatizer
 from shufflerl.seeding import Seed
 

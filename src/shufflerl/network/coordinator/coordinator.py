@@ -35,10 +35,10 @@ from shufflerl.network.protocol.agreement import Agreement
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.network.protocol.wire import Action, Command, Exclusion, ProblemError, Reason, Signed, Transport
 from shufflerl.network.stores import database
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge, Ledger
-from shufflerl.privacy.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol, unbiased
 from shufflerl.privatizers.shuffle import Shuffle
 

@@ -21,7 +21,7 @@ from shufflerl.errors import InvalidInputError, ShuffleRLError
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network.protocol import crypto, masking, wire
 from shufflerl.network.protocol.wire import Announcement, ProblemError, Reason, Transport
-from shufflerl.privacy.noise import PoissonNoise
+from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.protocol import Protocol
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without

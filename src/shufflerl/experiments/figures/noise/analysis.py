@@ -15,9 +15,9 @@ from shufflerl.experiments.figures.base import Analysis, Evidence, Table
 from shufflerl.experiments.figures.lines import DELTA, DELTA_TEXT
 from shufflerl.experiments.figures.noise.sweep import ACTIONS, EPSILON, EPSILONS, HORIZON, HORIZONS, STATES, USERS
 from shufflerl.mdp import Problem
+from shufflerl.noise import Noise
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau, privacy_loss
 from shufflerl.privacy.certificate import at_most
-from shufflerl.privacy.noise import Noise
 
 #: How much more noise counts as the same.
 SAME = 1.1
