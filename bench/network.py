@@ -22,7 +22,7 @@ from shufflerl.network.coordinator.opening import count
 from shufflerl.network.demo import Role
 from shufflerl.network.node.reporting import Checked, make_report, play
 from shufflerl.network.protocol import agreement, crypto, wire
-from shufflerl.network.protocol.agreement import Agreement, noise_for, understand
+from shufflerl.network.protocol.agreement import Agreement, mechanism, understand
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.network.protocol.wire import OpenBatch, Opening, Outcomes, Report, Upload, Verdict
 from shufflerl.privacy.accounting import Budget
@@ -44,7 +44,7 @@ def announced(users: int) -> tuple[Agreement, X25519PrivateKey, wire.Announcemen
     key = crypto.new_box_key()
     said = agreement.announce(
         batch,
-        noise_for(BUDGET, query, 1.0),
+        mechanism(BUDGET, 1.0).noise(query),
         task=bytes(range(16)),
         attempt=0,
         tag_key=key.public_key().public_bytes_raw(),

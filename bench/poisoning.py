@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,8 +15,8 @@ from shufflerl.network.protocol import agreement, wire
 from shufflerl.network.protocol.agreement import Agreement
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.protocol import analyze, randomize, shuffle
-from shufflerl.privatizers.base import Privatizer
-from shufflerl.privatizers.shuffle import Shuffle
+from shufflerl.privatizers.base import Privatizer, Service
+from shufflerl.privatizers.shuffle import shuffle as shuffled
 
 BUDGET, SEEDS, EPISODES = Budget(1.0, 1e-5), range(20), 20_000
 SHARES = (0.0, 0.0001, 0.001, 0.01)
@@ -54,16 +53,14 @@ def shift(mdp: MDP, users: int = 1000) -> Figure:
 def regret(mdp: MDP, share: float, seed: int) -> float:
     """Of a run in which this share of the users says that staying at the left end pays, as loudly as it can."""
     learner = learners.make("optimistic", mdp.problem(EPISODES), seed, first=100)
-    privatizer = Poisoned(Shuffle(learner, BUDGET, seed), share)
+    privatizer = Poisoned(shuffled(BUDGET, Service.of(learner, seed)), share)
     return learn(learner, CountPopulation(mdp, seed), privatizer).total_regret
 
 
 class Poisoned(Privatizer):
     """Releases of another privatizer with the messages of liars on top."""
 
-    name: ClassVar[str] = "poisoned"
-
-    def __init__(self, inner: Shuffle, share: float) -> None:
+    def __init__(self, inner: Privatizer, share: float) -> None:
         self._inner, self._share = inner, share
         self._rng = np.random.default_rng(0)
 
@@ -81,7 +78,7 @@ class Poisoned(Privatizer):
 
 def understood(batch: Batch) -> Agreement:
     """The batch as the network announces it."""
-    noise = agreement.noise_for(BUDGET, batch.query, 1.0)
+    noise = agreement.mechanism(BUDGET, 1.0).noise(batch.query)
     said = agreement.announce(batch, noise, task=bytes(16), attempt=0, tag_key=bytes(32))
     return agreement.understand(wire.encode(said))
 

@@ -13,6 +13,7 @@ from shufflerl.mdp import Problem
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau, privacy_loss
 from shufflerl.privacy.protocol import Protocol
+from shufflerl.privatizers.base import Service
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree
 
 DELTA = 1e-5
@@ -106,10 +107,9 @@ def privatizing() -> list[Figure]:
 
 def continual() -> list[Figure]:
     """Noise of a running sum after 20,000 batches in units of one release's."""
-    learner = learners.make("ucbvi", Problem(6, 4, 2, 20_000), 0)
     figures = []
     for kind, most in ((CentralToeplitz, 4.3), (CentralTree, 14.5)):
-        factor = math.sqrt(kind(learner, Budget(1.0, DELTA), 0)._factors(0, 20_000).max())
+        factor = math.sqrt(kind(Budget(1.0, DELTA), Service(Problem(6, 4, 2, 20_000), 0))._factors(0, 20_000).max())
         figures.append(
             Figure.at_most(most, f"continual counting, {kind.name}, T=20,000", "sd", factor, 1.0, "one release")
         )

@@ -27,7 +27,7 @@ from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.opening import count, open_seeds
 from shufflerl.network.demo import Role
 from shufflerl.network.protocol import crypto, masking, wire
-from shufflerl.network.protocol.agreement import messages_per_report, noise_for
+from shufflerl.network.protocol.agreement import mechanism, messages_per_report
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.network.protocol.wire import (
     Action,
@@ -121,7 +121,7 @@ def run() -> list[Figure]:
         rows += checks
         for name, problem in PROJECTED.items():
             query = CountQuery.everything(problem)
-            protocol = Protocol(query, USERS, noise_for(BUDGET, query, 1.0))
+            protocol = Protocol(query, USERS, mechanism(BUDGET, 1.0).noise(query))
             rows += projected(f"{transport}, {name}", model, Load.of(protocol, transport))
     return rows
 

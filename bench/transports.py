@@ -17,7 +17,7 @@ from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.opening import count, open_seeds
 from shufflerl.network.node.reporting import Checked, make_report
 from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
-from shufflerl.network.protocol.agreement import Agreement, noise_for, understand
+from shufflerl.network.protocol.agreement import Agreement, mechanism, understand
 from shufflerl.network.protocol.costs import Cost
 from shufflerl.network.protocol.wire import Report, Transport
 from shufflerl.network.shuffler import mixing, summing
@@ -46,7 +46,7 @@ class Bench:
         self.tag_key, self.envelope_key = crypto.new_box_key(), crypto.new_box_key()
         said = agreement.announce(
             batch,
-            noise_for(BUDGET, query, 1.0),
+            mechanism(BUDGET, 1.0).noise(query),
             task=bytes(16),
             attempt=0,
             tag_key=self.tag_key.public_key().public_bytes_raw(),

@@ -69,6 +69,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/certificate.py": (("certificate",),),
     "privacy/ledger.py": (("ledger",),),
     "noise.py": (("noise",), ("privatizer_budgets",)),
+    "privacy/mechanism.py": (("privatizer_budgets",), ("privatizers", "certificate", "network_agreement")),
     "privacy/protocol.py": (("protocol",),),
     "privacy/randomness.py": (("randomness",),),
     "privacy/sizing.py": (("certificate",), ("cli",)),

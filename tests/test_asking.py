@@ -25,8 +25,8 @@ from shufflerl.noise import PoissonNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.ledger import Charge
+from shufflerl.privacy.mechanism import ShuffledPoisson
 from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
-from shufflerl.privatizers.shuffle import Shuffle
 from tests.examples import full_batch, random_mdp, random_mixture
 
 
@@ -281,13 +281,13 @@ def test_a_certificate_is_no_less_than_what_any_batch_costs(name: str, epsilon: 
 def test_a_certificate_tells_noise_that_is_too_weak_for_the_budget() -> None:
     """The budget is stated where noise goes with the query, but not instead of what the noise costs."""
 
-    class Halved(Shuffle):
+    class Halved(ShuffledPoisson):
         def _charge(self, query: CountQuery, users: int) -> Charge:
             right = super()._charge(query, users)
             return Charge(PoissonNoise(right.noise.variance / 2), right.changed)
 
     learner = Optimistic(riverswim(np.random.default_rng(0)).problem(20_000), 0)
-    assert Halved(learner, Budget(1.0, 1e-5), 1).certificate(learner.query).epsilon > 1.3
+    assert Halved(Budget(1.0, 1e-5)).certificate(learner.query).epsilon > 1.3
 
 
 def test_a_restored_learner_asks_what_it_would_have_asked() -> None:

@@ -27,6 +27,7 @@ from shufflerl.mdp import MDP
 from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian
+from shufflerl.privatizers.base import Service
 from shufflerl.privatizers.local import LocalSampled
 from tests.examples import mdps, random_mdp, random_mixture
 
@@ -487,7 +488,7 @@ def test_without_privacy_counts_are_exact_up_to_the_added_half() -> None:
 def test_unary_reports_are_covered_although_their_counters_are_not_independent() -> None:
     learner = learners.make("ucbvi", RIVER.problem(300), 1)
     population, outside = CountPopulation(RIVER, 4), 0
-    privatizer = LocalSampled(learner, Budget(2.0, 1e-5), 6)
+    privatizer = LocalSampled(Budget(2.0, 1e-5), Service.of(learner, 6))
     worst = max(sum(copies * weight for copies, weight in terms) for terms in sums(FULL.query))
     for index in range(100):
         counts = population.play(dataclasses.replace(FULL, index=index))

@@ -12,7 +12,7 @@ from scipy import stats
 from shufflerl.errors import InvalidInputError
 from shufflerl.network.node.reporting import randomize_episode
 from shufflerl.network.protocol import masking, wire
-from shufflerl.network.protocol.agreement import UnacceptableError, noise_for, understand
+from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, understand
 from shufflerl.network.protocol.wire import ProblemError, Reason, Transport
 from shufflerl.network.shuffler.shuffler import Limits
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
@@ -111,7 +111,7 @@ def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
     users: int, data: st.DataObject, fraction: float
 ) -> None:
     excludable = data.draw(st.integers(0, max(0, int(0.9 * fraction * users) - 1)))
-    noise = noise_for(Budget(1.0, 1e-5), QUERY, fraction, excludable / users)
+    noise = mechanism(Budget(1.0, 1e-5), fraction, excludable / users).noise(QUERY)
     world = World(users=users, transport=Transport.sums, excludable=excludable)
     meaning = meaning_of(world, noise_mean=noise.mean)
     terms(honest_fraction=fraction).check(meaning)
@@ -124,7 +124,7 @@ def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
 
 def test_nobody_can_be_excluded_to_the_last() -> None:
     with pytest.raises(InvalidInputError, match="Let fewer be excluded"):
-        noise_for(Budget(1.0, 1e-5), QUERY, 0.5, 0.5)
+        mechanism(Budget(1.0, 1e-5), 0.5, 0.5).noise(QUERY)
 
 
 def test_tags_that_are_sealed_one_by_one_come_in_an_order_that_tells_nothing() -> None:

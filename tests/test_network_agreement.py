@@ -20,7 +20,7 @@ from shufflerl.mdp import Mixture, Problem
 from shufflerl.network.node import node
 from shufflerl.network.node.reporting import check_signatures, randomize_episode, within_support
 from shufflerl.network.protocol import agreement, wire
-from shufflerl.network.protocol.agreement import UnacceptableError, noise_for, understand
+from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, understand
 from shufflerl.network.protocol.wire import OpenBatch, ProblemError, Reason, Signed, Transport
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate
@@ -36,7 +36,7 @@ def test_an_announcement_says_the_batch_and_nothing_is_lost(seed: int) -> None:
     batch = full_batch(mdp, 50, random_mixture(mdp, 3, seed), index=seed)
     if seed == 3:
         batch = dataclasses.replace(batch, query=CountQuery(mdp.problem(50), [1], []))
-    noise = noise_for(Budget(1.0, 1e-5), batch.query, 0.9)
+    noise = mechanism(Budget(1.0, 1e-5), 0.9).noise(batch.query)
     said = agreement.announce(batch, noise, task=bytes(16), attempt=2, tag_key=bytes(32))
     meaning = understand(wire.encode(said))
     assert meaning.batch == batch
@@ -93,7 +93,7 @@ def test_actions_are_two_bytes(actions: int) -> None:
 
 
 def test_a_node_accepts_what_meets_its_terms() -> None:
-    noise = noise_for(Budget(1.0, 1e-5), QUERY, 1.0)
+    noise = mechanism(Budget(1.0, 1e-5), 1.0).noise(QUERY)
     terms().check(meaning_of(World(), noise_mean=noise.mean))
     assert noise.mean == pytest.approx(NEEDED, rel=1e-9)
 
@@ -111,14 +111,14 @@ def test_a_node_counts_on_its_own_honest_fraction_only() -> None:
     terms().check(meaning)
     with pytest.raises(UnacceptableError, match=r"honest 0\.9 suffice"):
         terms(honest_fraction=0.9).check(meaning)
-    enough = noise_for(Budget(1.0, 1e-5), QUERY, 0.9)
+    enough = mechanism(Budget(1.0, 1e-5), 0.9).noise(QUERY)
     terms(honest_fraction=0.9).check(meaning_of(World(), noise_mean=enough.mean))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.9, 0.77, 1 / 3, 0.1])
 def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(fraction: float) -> None:
     for epsilon in (0.3, 1.0, 4.0):
-        noise = noise_for(Budget(epsilon, 1e-5), QUERY, fraction)
+        noise = mechanism(Budget(epsilon, 1e-5), fraction).noise(QUERY)
         terms(epsilon=epsilon, honest_fraction=fraction).check(meaning_of(World(), noise_mean=noise.mean))
 
 
@@ -258,7 +258,7 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
     problem = Problem(3, 3, 1, 4, mdp.start, support)
     batch = Batch(0, 4, Mixture.single(np.zeros((3, 3), dtype=int)), CountQuery.everything(problem))
     said = agreement.announce(
-        batch, noise_for(Budget(1.0, 1e-5), batch.query, 1.0), task=bytes(16), attempt=0, tag_key=bytes(32)
+        batch, mechanism(Budget(1.0, 1e-5), 1.0).noise(batch.query), task=bytes(16), attempt=0, tag_key=bytes(32)
     )
     meaning = understand(wire.encode(said))
     episode = Trajectories([[0, 2, 1]], [[0, 0, 0]], [[0, 1, 1]])

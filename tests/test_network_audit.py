@@ -26,7 +26,7 @@ from shufflerl.errors import MissingExtraError
 from shufflerl.network.audit import Network
 from shufflerl.network.node import composing, node, reporting
 from shufflerl.network.node.reporting import Checked
-from shufflerl.network.protocol import agreement, crypto, wire
+from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Agreement
 from shufflerl.network.protocol.wire import Report
 from shufflerl.network.shuffler import mixing, shuffler, summing
@@ -35,6 +35,7 @@ from shufflerl.privacy import audit as bench
 from shufflerl.privacy import protocol, randomness
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit import FEWEST_SAMPLES, audit
+from shufflerl.privacy.mechanism import ShuffledPoisson
 from shufflerl.privacy.protocol import Protocol
 from tests.network_world import pretend_to_seal
 
@@ -135,8 +136,8 @@ def halved_rate(patch: pytest.MonkeyPatch, least: int = 1) -> None:
 
 
 def halved_in_the_announcement(patch: pytest.MonkeyPatch) -> None:
-    real = agreement.noise_for
-    patch.setattr(agreement, "noise_for", lambda *given: PoissonNoise(real(*given).mean / 2))
+    real = ShuffledPoisson._noise
+    patch.setattr(ShuffledPoisson, "_noise", lambda *given: PoissonNoise(real(*given).mean / 2))
 
 
 def reused_seeds(patch: pytest.MonkeyPatch) -> None:

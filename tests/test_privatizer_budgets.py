@@ -16,10 +16,16 @@ from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import GaussianNoise, Noise, PoissonNoise, UnaryNoise
 from shufflerl.privacy.accounting import calibrate_gaussian, paper_noise
+from shufflerl.privacy.mechanism import (
+    CentralGaussian,
+    ContinualGaussian,
+    LocalGaussian,
+    Mechanism,
+    ShuffledBinomial,
+    ShuffledPoisson,
+)
 from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer
-from shufflerl.privatizers.central import CentralBatch, Continual
-from shufflerl.privatizers.local import Local, LocalSampled
-from shufflerl.privatizers.shuffle import Shuffle, ShufflePaper
+from shufflerl.privatizers.local import LocalSampled
 from tests.contracts.budget import DELTA, Case, Make, check
 
 #: Name and whether it serves a learner that reads running sums.
@@ -78,19 +84,12 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 LARGE = Case(1000, 1.0)
 
 
-def law_of(kind: type[BudgetedPrivatizer], faulty: Callable[[Any, CountQuery, int, Noise], Noise]) -> Fault:
+def law_of(kind: type[Mechanism[Any]], faulty: Callable[[Any, CountQuery, int, Noise], Noise]) -> Fault:
     """Another law is drawn and stated; what is charged stays as it was."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        right, charge = kind._noise, kind._charge
-
-        def charged(self: Any, query: CountQuery, users: int) -> Any:
-            with pytest.MonkeyPatch.context() as undone:
-                undone.setattr(kind, "_noise", right)
-                return charge(self, query, users)
-
+        right = kind._noise
         patch.setattr(kind, "_noise", lambda self, query, users: faulty(self, query, users, right(self, query, users)))
-        patch.setattr(kind, "_charge", charged)
 
     return plant
 
@@ -149,7 +148,9 @@ def once(patch: pytest.MonkeyPatch) -> None:
 
 def columns_once(patch: pytest.MonkeyPatch) -> None:
     """Continual noise for a user who is in one batch, charged as for all."""
-    patch.setattr(Continual, "_sd", lambda self, query: calibrate_gaussian(self.budget, query.changed_counters).sd)
+    patch.setattr(
+        ContinualGaussian, "_noise", lambda self, query, _: calibrate_gaussian(self.budget, query.changed_counters)
+    )
 
 
 def halved(_: Any, __: CountQuery, users: int, law: Noise) -> Noise:
@@ -163,39 +164,39 @@ FAULTS: dict[str, tuple[tuple[str, bool], Case, Fault]] = {
     "local, not by the root of users": (
         LOCAL,
         LARGE,
-        law_of(Local, lambda _, __, users, law: GaussianNoise(law.sd / math.sqrt(users))),
+        law_of(LocalGaussian, lambda _, __, users, law: GaussianNoise(law.sd / math.sqrt(users))),
     ),
     "local, one participation": (
         LOCAL,
         TWICE[0],
-        law_of(Local, lambda self, _, __, law: GaussianNoise(law.sd / math.sqrt(self.participations))),
+        law_of(LocalGaussian, lambda self, _, __, law: GaussianNoise(law.sd / math.sqrt(self.participations))),
     ),
-    "central, 0.9 drawn": (CENTRAL, LARGE, draws_of(CentralBatch, 0.9)),
+    "central, 0.9 drawn": (CENTRAL, LARGE, draws_of(AdditivePrivatizer, 0.9)),
     "central, 0.9 drawn and stated": (
         CENTRAL,
         LARGE,
-        law_of(CentralBatch, lambda _, __, ___, law: GaussianNoise(0.9 * law.sd)),
+        law_of(CentralGaussian, lambda _, __, ___, law: GaussianNoise(0.9 * law.sd)),
     ),
     "paper, half of tau, few users": (
         PAPER,
         LARGE,
-        law_of(ShufflePaper, lambda self, query, users, _: paper_noise(users, self._tau(query) / 2)),
+        law_of(ShuffledBinomial, lambda self, query, users, _: paper_noise(users, self._tau(query) / 2)),
     ),
     "paper, half of tau, many users": (
         PAPER,
         Case(20_000, 8.0),
-        law_of(ShufflePaper, lambda self, query, users, _: paper_noise(users, self._tau(query) / 2)),
+        law_of(ShuffledBinomial, lambda self, query, users, _: paper_noise(users, self._tau(query) / 2)),
     ),
-    "shuffle, half of the mean for many users": (SHUFFLE, LARGE, law_of(Shuffle, halved)),
+    "shuffle, half of the mean for many users": (SHUFFLE, LARGE, law_of(ShuffledPoisson, halved)),
     "shuffle, the honest alone": (
         SHUFFLE,
         HALF_HONEST[0],
-        law_of(Shuffle, lambda self, _, __, law: PoissonNoise(law.variance * self.gamma)),
+        law_of(ShuffledPoisson, lambda self, _, __, law: PoissonNoise(law.variance * self.honest_fraction)),
     ),
     "shuffle, one participation": (
         SHUFFLE,
         TWICE[0],
-        law_of(Shuffle, lambda self, _, __, law: PoissonNoise(law.variance / self.participations)),
+        law_of(ShuffledPoisson, lambda self, _, __, law: PoissonNoise(law.variance / self.participations)),
     ),
     "shuffle, halved beyond 5,000": (SHUFFLE, Case(20_000, 0.1), poisson(lambda draws, mean: draws / 2 - mean / 2)),
     "shuffle, the mean beyond 5,000": (SHUFFLE, Case(20_000, 0.1), poisson(lambda draws, _: np.zeros_like(draws))),

@@ -17,9 +17,9 @@ from shufflerl.mdp import MDP
 from shufflerl.noise import GaussianNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
-from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
+from shufflerl.privacy.mechanism import ShuffledBinomial, ShuffledPoisson
+from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer, Privatizer, Service
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree, Continual
-from shufflerl.privatizers.shuffle import Shuffle, ShufflePaper
 from tests.contracts.privatizer import MDP_, PrivatizerContract, learner
 from tests.examples import full_batch, random_mdp, random_mixture
 
@@ -75,7 +75,7 @@ class _ContinualContract(PrivatizerContract):
     kind: type[Continual]
 
     def make(self, seed: int = 0, serves: Learner | None = None) -> Privatizer:
-        return self.kind(serves or learner(), BUDGET, seed)
+        return self.kind(BUDGET, Service.of(serves or learner(), seed))
 
     def _errors(self, count: int):  # type: ignore[no-untyped-def]
         """Standardised, by each batch's own declared law."""
@@ -116,15 +116,19 @@ class TestTree(_ContinualContract):
         TestToeplitz.test_it_is_unbiased(self)  # type: ignore[arg-type]
 
 
+def _kind(privatizer: Privatizer) -> tuple[type, type]:
+    return type(privatizer), type(getattr(privatizer, "mechanism", None))
+
+
 def test_every_registered_privatizer_runs_through_the_contract() -> None:
     suites: list[type[PrivatizerContract]] = [
         TestNone, TestShuffle, TestShufflePaper, TestCentral, TestLocal, TestLocalSampled, TestToeplitz, TestTree
     ]  # fmt: skip
-    made = {type(suite().make()) for suite in suites}
+    made = {_kind(suite().make()) for suite in suites}
     for name, _ in privatizers.PRIVATIZERS:
         running = UCBVI(MDP_.problem(100), 0)
         for serves in (learner(), running):
-            assert type(privatizers.make(name) if name == "none" else _make(name, serves=serves)) in made
+            assert _kind(privatizers.make(name) if name == "none" else _make(name, serves=serves)) in made
 
 
 @pytest.mark.parametrize("where", ["added_variance", "spans", "noise", "another"])
@@ -163,7 +167,9 @@ def test_continual_counting_is_a_factorisation_of_running_sums(kind: type[Contin
     batches = 12
     learner_ = UCBVI(MDP_.problem(batches), 0)
     query = CountQuery.everything(MDP_.problem(1))
-    draws = [kind(learner_, BUDGET, seed).noise_of_episodes(query, range(batches))[0] for seed in range(1500)]
+    draws = [
+        kind(BUDGET, Service.of(learner_, seed)).noise_of_episodes(query, range(batches))[0] for seed in range(1500)
+    ]
     running = np.cumsum(draws, axis=1)  # run, batch, counter: counters are independent copies
     covariance = np.einsum("rtc,rsc->ts", running, running) / (running.shape[0] * running.shape[2])
     sd = calibrate_gaussian(BUDGET, query.changed_counters).sd
@@ -172,7 +178,7 @@ def test_continual_counting_is_a_factorisation_of_running_sums(kind: type[Contin
         for shift in (np.arange(batches) >= t for t in range(batches))
     )
     assert worst == pytest.approx(1 / sd, rel=0.05)  # no more than one Gaussian release gains, and not less
-    declared = np.cumsum(kind(learner_, BUDGET, 0).noise_of_episodes(query, range(batches))[1])
+    declared = np.cumsum(kind(BUDGET, Service.of(learner_, 0)).noise_of_episodes(query, range(batches))[1])
     np.testing.assert_allclose(np.diag(covariance), declared, rtol=0.08)
 
 
@@ -181,7 +187,7 @@ def test_continual_counting_of_twenty_thousand_batches_stays_within_its_factor()
     learner_ = UCBVI(MDP_.problem(20_000), 0)
     one = calibrate_gaussian(BUDGET, CountQuery.everything(MDP_.problem(1)).changed_counters).sd
     for kind, most in ((CentralToeplitz, 4.3), (CentralTree, 14.5)):
-        privatizer = kind(learner_, BUDGET, 0)
+        privatizer = kind(BUDGET, Service.of(learner_, 0))
         factors = np.sqrt(privatizer._factors(0, 20_000))
         assert factors.max() <= most
         _, added = privatizer.noise_of_episodes(CountQuery.everything(MDP_.problem(1)), range(3))
@@ -190,7 +196,7 @@ def test_continual_counting_of_twenty_thousand_batches_stays_within_its_factor()
 
 def test_continual_counting_refuses_what_it_was_not_set_up_for() -> None:
     learner_ = UCBVI(MDP_.problem(3), 0)
-    privatizer = CentralToeplitz(learner_, BUDGET, 0)
+    privatizer = CentralToeplitz(BUDGET, Service.of(learner_, 0))
     users = CountPopulation(MDP_, 0)
     privatizer.release(users.play(full_batch(MDP_, 1)))
     other = Batch(1, 1, random_mixture(MDP_, 1, 0), CountQuery(MDP_.problem(1), [0], []))
@@ -202,7 +208,7 @@ def test_continual_counting_refuses_what_it_was_not_set_up_for() -> None:
         privatizer.release(users.play(full_batch(MDP_, 1, index=3)))
     big = UCBVI(random_mdp(0, states=40).problem(10**6), 0)
     with pytest.raises(InvalidInputError, match="central-tree"):
-        CentralToeplitz(big, BUDGET, 0).noise_of_episodes(big.query, range(1))
+        CentralToeplitz(BUDGET, Service.of(big, 0)).noise_of_episodes(big.query, range(1))
 
 
 def test_central_picks_what_suits_the_learner() -> None:
@@ -246,7 +252,7 @@ def test_a_restart_with_a_fresh_privatizer_keeps_the_total_of_the_noise(
     learn(second, CountPopulation(MDP_, 2), fresh)
     assert isinstance(fresh, BudgetedPrivatizer)
     assert fresh.ledger.releases == [f"batch {number}" for number in range(40, 90)]
-    assert second.noise_variance == pytest.approx(90 * fresh._noise(second.query, 1).variance)
+    assert second.noise_variance == pytest.approx(90 * fresh.mechanism.noise(second.query).variance)
 
 
 def test_none_serves_any_learner() -> None:
@@ -319,7 +325,7 @@ def test_batches_of_one_user_that_ask_for_different_parts_keep_to_the_budget(nam
     certificate = twice.certificate(part)
     assert certificate == twice.certificate(everything)
     assert certificate.changed_counters == 2 * everything.changed_counters
-    charge = twice._charge(everything, 10)
+    charge = twice.mechanism.charge(everything, 10)
     together = privacy_loss(charge.noise, part.changed_counters + everything.changed_counters)
     assert together.delta(BUDGET.epsilon) <= BUDGET.delta
 
@@ -386,7 +392,7 @@ def test_taking_part_twice_in_continual_counting_needs_twice_the_noise(kind: typ
     query = CountQuery.everything(MDP_.problem(1))
     budget = Budget(1.0, 1e-6)
     draws = [
-        kind(learner_, budget, seed, participations=2).noise_of_episodes(query, range(batches))[0]
+        kind(budget, Service.of(learner_, seed), participations=2).noise_of_episodes(query, range(batches))[0]
         for seed in range(1500)
     ]
     running = np.cumsum(draws, axis=1)
@@ -454,14 +460,14 @@ def test_one_user_of_local_sampled_reports_one_step() -> None:
 @pytest.mark.parametrize("batches", [7, 8, 9, 16])
 def test_the_tree_has_a_level_for_every_node_a_batch_is_in(batches: int) -> None:
     """At T = 2^j the last running sum is one node, of level j: j + 1 levels."""
-    tree = CentralTree(UCBVI(MDP_.problem(batches), 0), BUDGET, 0)
+    tree = CentralTree(BUDGET, Service(MDP_.problem(batches), 0))
     assert tree._levels == int(np.floor(np.log2(batches))) + 1
     query = CountQuery.everything(MDP_.problem(1))
     assert tree.noise_of_episodes(query, range(batches))[0].shape == (batches, query.size)
 
 
 def test_a_privatizer_with_a_release_of_its_own_is_not_bypassed() -> None:
-    class Watched(Shuffle):
+    class Watched(AdditivePrivatizer):
         seen = 0
 
         def release(self, counts: Counts) -> Release:
@@ -469,21 +475,18 @@ def test_a_privatizer_with_a_release_of_its_own_is_not_bypassed() -> None:
             return super().release(counts)
 
     learner_ = UCBVI(MDP_.problem(50), 0)
-    privatizer = Watched(learner_, BUDGET, 0)
+    privatizer = Watched(ShuffledPoisson(BUDGET), Service.of(learner_, 0))
     learn(learner_, CountPopulation(MDP_, 0), privatizer)
     assert privatizer.seen == 50
 
 
 def test_the_papers_certificate_covers_every_size_of_batch() -> None:
-    learner_ = UCBVI(MDP_.problem(10), 0)
-    with pytest.warns(PrivacyWarning):
-        privatizer = privatizers.make("shuffle-paper", learner_, epsilon=40.0, delta=0.05, seed=0)
-    assert isinstance(privatizer, ShufflePaper)
+    mechanism = ShuffledBinomial(Budget(40.0, 0.05))
     query = CountQuery.everything(MDP_.problem(1))
-    stated = privatizer.certificate(query).epsilon
-    tau = privatizer._tau(query)
+    stated = mechanism.certificate(query).epsilon
+    tau = mechanism._tau(query)
     for users in (1, 2, int(tau), int(tau) + 1, int(tau) + 2, int(2 * tau), int(100 * tau)):
-        charge = privatizer._charge(query, users)
+        charge = mechanism.charge(query, users)
         assert privacy_loss(charge.noise, charge.changed).epsilon(0.05) <= stated
 
 

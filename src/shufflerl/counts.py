@@ -54,7 +54,9 @@ class CountQuery:
     reward_steps: tuple[int, ...]
     layout: Layout = field(repr=False)
 
-    def __init__(self, problem: Problem, transition_steps: Iterable[int], reward_steps: Iterable[int]) -> None:
+    def __init__(
+        self, problem: Problem | CountQuery, transition_steps: Iterable[int], reward_steps: Iterable[int]
+    ) -> None:
         transitions = _checked_steps("transition_steps", transition_steps, problem.horizon - 1)
         rewards = _checked_steps("reward_steps", reward_steps, problem.horizon)
         if not transitions and not rewards:
@@ -67,8 +69,8 @@ class CountQuery:
         object.__setattr__(self, "layout", problem.layout)
 
     @classmethod
-    def everything(cls, problem: Problem) -> CountQuery:
-        """All transitions and all rewards."""
+    def everything(cls, problem: Problem | CountQuery) -> CountQuery:
+        """All transitions and all rewards of a problem, or of another query's."""
         return cls(problem, range(problem.horizon - 1), range(problem.horizon))
 
     @property

@@ -163,7 +163,7 @@ def _least_mu(run: Run, case: Case) -> float:
     A user who is in the batches S moves the noise's mean by one in each, on k counters: mu^2 = k 1_S' C^-1 1_S, C the
     covariance over time. In the local model every user adds its own part of the noise, and hides behind that alone.
     """
-    share = case.users if run.privatizer.model == "local" else 1
+    share = case.users if run.privatizer.certificate(case.query("all")).model == "local" else 1
     changed = [CHANGED[ask] for ask in case.batches]
     stated = [share * k / release.noise.variance for k, release in zip(changed, run.releases, strict=True)]
     independent = all(release.added_variance == release.noise.variance for release in run.releases)

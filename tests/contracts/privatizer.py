@@ -164,7 +164,7 @@ class PrivatizerContract:
         assert privatizer.ledger.releases == []
         privatizer.release(self._counts())
         assert privatizer.ledger.releases == ["batch 0"]
-        assert 0 < privatizer.ledger.spent <= privatizer.budget.epsilon * (1 + 1e-9)
+        assert 0 < privatizer.ledger.spent <= privatizer.mechanism.budget.epsilon * (1 + 1e-9)
 
     def test_noise_drawn_ahead_is_the_noise_of_the_releases(self) -> None:
         if not self.make().draws_ahead:
@@ -231,8 +231,8 @@ class PrivatizerContract:
             assert certificate is None
             return
         assert certificate is not None
-        assert 0 < certificate.epsilon <= privatizer.budget.epsilon * (1 + 1e-9)
-        assert certificate.delta == privatizer.budget.delta
+        assert 0 < certificate.epsilon <= privatizer.mechanism.budget.epsilon * (1 + 1e-9)
+        assert certificate.delta == privatizer.mechanism.budget.delta
 
 
 def told_beside_values(privatizer: Privatizer, batches: list[Counts]) -> list[object]:

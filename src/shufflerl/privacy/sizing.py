@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from shufflerl import checks
 from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
-from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.accounting import Budget, calibrate, drawable, paper_noise, paper_tau, privacy_loss, warn_if_weak
+from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
+from shufflerl.privacy.mechanism import ShuffledBinomial, ShuffledPoisson, StatedPoisson
 from shufflerl.privacy.protocol import Protocol
-from shufflerl.privatizers.shuffle import Shuffle
 
 
 def size_up(
@@ -27,9 +27,9 @@ def size_up(
     warn_if_weak(budget, checks.whole("users", users, least=1))
     query = CountQuery.everything(Problem(horizon, states, actions, users))
     changed = query.changed_counters
-    honest = calibrate(budget, changed)
-    protocol = Protocol(query, users, drawable(honest.mean / checks.fraction("gamma", gamma), budget), gamma)
-    true_epsilon = privacy_loss(honest, changed).epsilon(delta)
+    mechanism = ShuffledPoisson(budget, honest_fraction=checks.fraction("gamma", gamma))
+    protocol = Protocol(query, users, mechanism.noise(query), gamma)
+    true_epsilon = privacy_loss(mechanism.charge(query).noise, changed).epsilon(delta)
     paper, paper_epsilon = _paper_protocol(query, users, budget), None
     if paper is not None:
         paper_epsilon = privacy_loss(paper.noise, changed).epsilon(delta)
@@ -51,31 +51,17 @@ def size_up(
 def _paper_protocol(query: CountQuery, users: int, budget: Budget) -> Protocol | None:
     """What the paper's constants ask for; None where that is no noise that can be drawn."""
     try:
-        noise = paper_noise(users, paper_tau(budget, query.horizon, query.n_states, query.n_actions))
+        protocol = Protocol(query, users, ShuffledBinomial(budget).noise(query, users))
     except InvalidInputError:  # users and budget are good: it is the number of bits, or their probability, that is not
         return None
-    return Protocol(query, users, noise)
+    return protocol
 
 
 def certificate_of(
     poisson_mean: float, delta: float, *, horizon: int, gamma: float, participations: int
 ) -> Certificate:
     """The certificate of a full release with this much Poisson noise on every counter, all users' together."""
-    noise = PoissonNoise(poisson_mean)
     # Sensitivity does not depend on the number of states or actions: one counter per family and step.
     query = CountQuery.everything(Problem(horizon, 1, 1, 1))
-    honest = PoissonNoise(noise.mean * checks.fraction("gamma", gamma))
-    times = checks.whole("participations", participations, least=1)
-    return Certificate(
-        epsilon=privacy_loss(honest, query.changed_counters, times).epsilon(Budget(1.0, delta).delta),
-        delta=delta,
-        budget_epsilon=None,
-        model=Shuffle.model,
-        mechanism=Shuffle.mechanism,
-        noise_sd=noise.sd,
-        noise_on=Shuffle.noise_on,
-        changed_counters=query.changed_counters * times,
-        participations=times,
-        honest_fraction=gamma,
-        assumptions=Shuffle.assumptions,
-    )
+    stated = StatedPoisson(Budget(1.0, delta), participations, checks.fraction("gamma", gamma), mean=poisson_mean)
+    return replace(stated.certificate(query), budget_epsilon=None)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from shufflerl.errors import InvalidInputError
-from shufflerl.learners.base import Learner
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.ledger import Ledger
-from shufflerl.privatizers.base import Privatizer
+from shufflerl.privatizers.base import Asks, Privatizer, Service
 from shufflerl.registry import Entry, Registry
 from shufflerl.seeding import Seed
 
@@ -16,9 +15,9 @@ PRIVATIZERS = Registry(
     "privatizer",
     {
         "none": Entry("shufflerl.privatizers.none:NoPrivacy", "true counts, no privacy: the baseline"),
-        "shuffle": Entry("shufflerl.privatizers.shuffle:Shuffle", "shuffle model, Poisson one-bits, exact accounting"),
+        "shuffle": Entry("shufflerl.privatizers.shuffle:shuffle", "shuffle model, Poisson one-bits, exact accounting"),
         "shuffle-paper": Entry(
-            "shufflerl.privatizers.shuffle:ShufflePaper", "shuffle model with the paper's constants"
+            "shufflerl.privatizers.shuffle:shuffle_paper", "shuffle model with the paper's constants"
         ),
         "central": Entry(
             "shufflerl.privatizers.central:central", "trusted server, Gaussian: per batch, or continual counting"
@@ -26,18 +25,18 @@ PRIVATIZERS = Registry(
         "central-tree": Entry(
             "shufflerl.privatizers.central:CentralTree", "trusted server, continual counting by binary tree"
         ),
-        "local": Entry("shufflerl.privatizers.local:Local", "no trust, Gaussian noise per user"),
+        "local": Entry("shufflerl.privatizers.local:local", "no trust, Gaussian noise per user"),
         "local-sampled": Entry(
             "shufflerl.privatizers.local:LocalSampled", "no trust, one step per user, unary encoding"
         ),
     },
-    given=("learner", "budget", "seed", "ledger"),
+    given=("budget", "service"),
 )
 
 
 def make(
     name: str,
-    learner: Learner | None = None,
+    learner: Asks | None = None,
     *,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -45,7 +44,10 @@ def make(
     ledger: Ledger | None = None,
     **parameters: Any,
 ) -> Privatizer:
-    """The privatizer of that name for a learner, at (epsilon, delta); `none` needs nothing but its name."""
+    """The privatizer of that name for a learner, at (epsilon, delta); `none` needs nothing but its name.
+
+    It serves the learner from the batch on that comes next: after a restart, restore the learner first.
+    """
     PRIVATIZERS.entry(name)
     if name == "none":
         if epsilon is not None or delta is not None:
@@ -56,7 +58,8 @@ def make(
         raise InvalidInputError(f"The privatizer {name!r} needs a budget; give epsilon (say 1) and delta (say 1e-5).")
     if learner is None or seed is None:
         raise InvalidInputError(f"The privatizer {name!r} needs the learner it serves and a seed; give both.")
-    privatizer = PRIVATIZERS.make(name, learner, Budget(epsilon, delta), seed, ledger, **parameters)
+    service = Service.of(learner, seed, ledger)
+    privatizer = PRIVATIZERS.make(name, Budget(epsilon, delta), service, **parameters)
     return privatizer
 
 

@@ -17,36 +17,16 @@ from scipy import fft, special
 from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery
 from shufflerl.errors import ContractError, InvalidInputError
-from shufflerl.learners.base import Learner
 from shufflerl.noise import GaussianNoise, Noise, on_lattice
-from shufflerl.privacy.accounting import Budget, calibrate_gaussian
-from shufflerl.privacy.ledger import Charge, Ledger
-from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer
-from shufflerl.seeding import Seed
-
-_TRUST = ("unique users", "trusted server", "exact noise", "public parameters")
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.mechanism import CentralGaussian, ContinualGaussian, ToeplitzGaussian, TreeGaussian
+from shufflerl.privatizers.base import AdditivePrivatizer, Service
 
 #: Noise of a whole run that is drawn at once may take this much memory.
 MOST_BYTES = 4 * 2**30
 
 #: Noise is correlated over time for so many counters at once: what fits a processor's cache goes fastest.
 _TAGS_AT_A_TIME = 32
-
-
-class CentralBatch(AdditivePrivatizer):
-    """Independent Gaussian noise on every counter of every batch."""
-
-    name: ClassVar[str] = "central"
-    model: ClassVar[str] = "central"
-    mechanism: ClassVar[str] = "Gaussian noise added by a trusted server, per batch"
-    assumptions: ClassVar[tuple[str, ...]] = _TRUST
-    scales: ClassVar[bool] = True
-
-    def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
-        return calibrate_gaussian(self.budget, query.changed_counters, self.participations)
-
-    def _charge(self, query: CountQuery, users: int) -> Charge:
-        return Charge(self._noise(query, users), query.changed_counters * self.participations)
 
 
 class Continual(AdditivePrivatizer):
@@ -58,40 +38,26 @@ class Continual(AdditivePrivatizer):
     batches depend on earlier releases: none needs a later batch, and noise is Gaussian (Denisov et al. 2022).
     """
 
-    model: ClassVar[str] = "central"
-    assumptions: ClassVar[tuple[str, ...]] = _TRUST
+    name: ClassVar[str]
+    kind: ClassVar[type[ContinualGaussian]]
 
-    def _prepare(self, learner: Learner) -> None:
-        if learner.batches_observed:
+    def __init__(self, budget: Budget, service: Service, *, participations: int = 1) -> None:
+        if service.first_batch:
             raise ContractError(
-                f"{self.name} counts continually: its noise is correlated with that of the {learner.batches_observed} "
+                f"{self.name} counts continually: its noise is correlated with that of the {service.first_batch} "
                 "batches already released, and that noise is gone. Keep the privatizer that served the learner, or "
                 "start the learner anew."
             )
-        self.batches = learner.most_batches
+        super().__init__(self.kind(budget, participations), service)
+        self.batches = service.batches or service.problem.episodes
         self._query: CountQuery | None = None
         self._last: FloatArray | None = None  # noise of the running sum after the last release
 
-    def _charge(self, query: CountQuery, users: int) -> Charge:
-        # A user in m batches shifts the sum of m columns of R, which may all point the same way: its norm is up to m
-        # times one column's, as that of m^2 orthogonal changes, not of m.
-        times = self.participations**2
-        noise = calibrate_gaussian(self.budget, query.changed_counters, times)
-        return Charge(noise, query.changed_counters * times)
-
-    def _of_its_kind(self, query: CountQuery) -> CountQuery:
-        """All batches ask the same (see `_admit`), so users who come back need no other noise."""
-        return query
-
-    noise_on: ClassVar[str] = (
-        "on each counter of one release by itself; sums over all batches carry a few times as much"
-    )
-
-    def _stated_noise(self, query: CountQuery) -> float:
-        return self._sd(query)
-
-    def _sd(self, query: CountQuery) -> float:
-        return self._charge(query, 1).noise.sd
+    @property
+    def _sd(self) -> float:
+        """Of the noise of one release by itself."""
+        assert self._query is not None
+        return self.mechanism.noise(self._query).sd
 
     @abstractmethod
     def _factors(self, first: int, count: int) -> FloatArray:
@@ -105,18 +71,12 @@ class Continual(AdditivePrivatizer):
     def _step_factor(self, batch: int) -> float:
         """Variance of the increment at a batch, in units of one release's."""
 
-    def _noise(self, query: CountQuery, users: int) -> Noise:
-        return GaussianNoise(self._sd(query) * math.sqrt(self._step_factor(self._next_batch)))
-
     def _added_variances(self, noise: Noise, batches: range) -> FloatArray:
-        assert self._query is not None
         before = self._factors(batches.start - 1, 1) if batches.start else np.zeros(1)
-        return self._sd(self._query) ** 2 * np.diff(self._factors(batches.start, len(batches)), prepend=before)
+        return self._sd**2 * np.diff(self._factors(batches.start, len(batches)), prepend=before)
 
     def _draw(self, noise: Noise, batches: range, size: int) -> FloatArray:
-        assert self._query is not None
-        sd = self._sd(self._query)
-        running = on_lattice(sd * self._running_noise(batches.start, len(batches), size), sd)
+        running = on_lattice(self._sd * self._running_noise(batches.start, len(batches), size), self._sd)
         before = np.zeros(size) if self._last is None else self._last
         self._last = running[-1]
         return np.diff(running, axis=0, prepend=before[None])
@@ -128,7 +88,8 @@ class Continual(AdditivePrivatizer):
             raise ContractError(f"{self.name} keeps running sums of one query; every batch must ask the same counters.")
         if batches.stop > self.batches:
             raise ContractError(f"{self.name} was set up for {self.batches} batches and cannot release another.")
-        return super()._admit(query, users, batches)
+        _, added = super()._admit(query, users, batches)
+        return GaussianNoise(self._sd * math.sqrt(self._step_factor(batches.start))), added
 
 
 class CentralToeplitz(Continual):
@@ -138,10 +99,10 @@ class CentralToeplitz(Continual):
     """
 
     name: ClassVar[str] = "central"
-    mechanism: ClassVar[str] = "continual counting by a trusted server (square-root Toeplitz factorisation, Gaussian)"
+    kind: ClassVar[type[ContinualGaussian]] = ToeplitzGaussian
 
-    def _prepare(self, learner: Learner) -> None:
-        super()._prepare(learner)
+    def __init__(self, budget: Budget, service: Service, *, participations: int = 1) -> None:
+        super().__init__(budget, service, participations=participations)
         j = np.arange(self.batches, dtype=np.float64)
         # binom(2j, j) / 4^j = Gamma(j + 1/2) / (sqrt(pi) Gamma(j + 1))
         self._coefficients = np.exp(special.gammaln(j + 0.5) - special.gammaln(j + 1)) / math.sqrt(math.pi)
@@ -177,7 +138,7 @@ class CentralTree(Continual):
     """Binary tree: every running sum is the sum of at most log2(T) + 1 nodes, every batch is in so many nodes."""
 
     name: ClassVar[str] = "central-tree"
-    mechanism: ClassVar[str] = "continual counting by a trusted server (binary tree, Gaussian)"
+    kind: ClassVar[type[ContinualGaussian]] = TreeGaussian
 
     @property
     def _levels(self) -> int:
@@ -204,14 +165,8 @@ class CentralTree(Continual):
         return math.sqrt(self._levels) * running
 
 
-def central(
-    learner: Learner,
-    budget: Budget,
-    seed: Seed,
-    ledger: Ledger | None = None,
-    *,
-    participations: int = 1,
-) -> Privatizer:
-    """The best trusted server for a learner: continual counting if it reads running sums, else noise per batch."""
-    kind = CentralToeplitz if learner.reads_running_sums and learner.most_batches > 1 else CentralBatch
-    return kind(learner, budget, seed, ledger, participations=participations)
+def central(budget: Budget, service: Service, *, participations: int = 1) -> AdditivePrivatizer:
+    """The best trusted server: continual counting where running sums are read, else noise per batch."""
+    if service.running_sums and (service.batches or service.problem.episodes) > 1:
+        return CentralToeplitz(budget, service, participations=participations)
+    return AdditivePrivatizer(CentralGaussian(budget, participations), service)

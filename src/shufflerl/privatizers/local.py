@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from typing import ClassVar
-
 import numpy as np
 
 from shufflerl.arrays import FloatArray
-from shufflerl.counts import CountQuery, Counts, Release
-from shufflerl.errors import InvalidInputError
-from shufflerl.noise import GaussianNoise, UnaryNoise
-from shufflerl.privacy.accounting import calibrate_gaussian, calibrate_unary
-from shufflerl.privacy.ledger import Charge
-from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer
-
-_TRUST = ("unique users", "exact noise", "public parameters")
+from shufflerl.counts import Counts, Release
+from shufflerl.noise import UnaryNoise
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.mechanism import LocalGaussian, LocalUnary
+from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer, Service
 
 
-class Local(AdditivePrivatizer):
+def local(budget: Budget, service: Service, *, participations: int = 1) -> AdditivePrivatizer:
     """Every user adds Gaussian noise to each of its own counters."""
-
-    noise_on: ClassVar[str] = (
-        "on each counter of one user's report if all are asked; n users have sqrt(n) times as much"
-    )
-    name: ClassVar[str] = "local"
-    model: ClassVar[str] = "local"
-    mechanism: ClassVar[str] = "Gaussian noise added by every user to its own counters"
-    assumptions: ClassVar[tuple[str, ...]] = _TRUST
-    scales: ClassVar[bool] = True
-
-    def _charge(self, query: CountQuery, users: int) -> Charge:
-        noise = calibrate_gaussian(self.budget, query.changed_counters, self.participations)
-        return Charge(noise, query.changed_counters * self.participations)
-
-    def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
-        own = calibrate_gaussian(self.budget, query.changed_counters, self.participations)
-        return GaussianNoise(own.sd * math.sqrt(users))
+    return AdditivePrivatizer(LocalGaussian(budget, participations), service)
 
 
 class LocalSampled(BudgetedPrivatizer):
@@ -49,28 +27,15 @@ class LocalSampled(BudgetedPrivatizer):
     not independent.
     """
 
-    noise_on: ClassVar[str] = "at most, on each counter of one user's report; n users have sqrt(n) times as much"
-    name: ClassVar[str] = "local-sampled"
-    model: ClassVar[str] = "local"
-    mechanism: ClassVar[str] = "one family and step per user, unary encoding with flipped bits"
-    assumptions: ClassVar[tuple[str, ...]] = (*_TRUST, "one report")
-    scales: ClassVar[bool] = True
-
-    def _noise(self, query: CountQuery, users: int) -> UnaryNoise:
-        if self.participations > 1:
-            raise InvalidInputError("local-sampled is calibrated for one participation; use the privatizer local.")
-        return UnaryNoise(users, query.touched_counters, calibrate_unary(self.budget))
-
-    def _charge(self, query: CountQuery, users: int) -> Charge:
-        # One user's report shows one family and step: a replaced user changes two of its bits.
-        return Charge(self._noise(query, 1), 2)
+    def __init__(self, budget: Budget, service: Service, *, participations: int = 1) -> None:
+        super().__init__(LocalUnary(budget, participations), service)
 
     def release(self, counts: Counts) -> Release:
         """Charge the budget, then draw the users' reports."""
         batch = counts.checked().batch
         noise, added = self._admit(batch.query, batch.users, range(batch.index, batch.index + 1))
         assert isinstance(noise, UnaryNoise)
-        return Release(batch, self._estimate(counts, noise), noise, float(added[0]), self._spans(batch.users))
+        return self._released(batch, self._estimate(counts, noise), noise, added)
 
     def _estimate(self, counts: Counts, noise: UnaryNoise) -> FloatArray:
         group = counts.batch.query.groups

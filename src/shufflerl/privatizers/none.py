@@ -15,7 +15,6 @@ from shufflerl.privatizers.base import Privatizer
 class NoPrivacy(Privatizer):
     """Releases true counts; it keeps no record, so one may serve many learners."""
 
-    name: ClassVar[str] = "none"
     draws_ahead: ClassVar[bool] = True
 
     def release(self, counts: Counts) -> Release:

@@ -36,11 +36,11 @@ from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.network.protocol.wire import Action, Command, Exclusion, ProblemError, Reason, Signed, Transport
 from shufflerl.network.stores import database
 from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
+from shufflerl.privacy.accounting import Budget, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge, Ledger
+from shufflerl.privacy.mechanism import ShuffledPoisson
 from shufflerl.privacy.protocol import Protocol, unbiased
-from shufflerl.privatizers.shuffle import Shuffle
 
 _TABLES = [
     "CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
@@ -94,6 +94,10 @@ class Run:
             },
             sort_keys=True,
         )
+
+    def mechanism(self, excludable: float = 0.0) -> ShuffledPoisson:
+        """How batches are made private of which this share of the users may be left out."""
+        return agreement.mechanism(self.budget, self.honest_fraction, excludable)
 
     def make_learner(self) -> Learner:
         """The learner at its beginning."""
@@ -177,15 +181,15 @@ class Coordinator:
 
     def _spans(self, meaning: Agreement, counted: Batch) -> tuple[float, float]:
         """The variance of noise if those who were counted had touched one counter alone, and all of them."""
-        run, asked = self.run, meaning.batch.users
-        share = meaning.announcement.excludable / asked
-        queries = CountQuery(run.problem, [], [0]), CountQuery.everything(run.problem)
-        alone, together = (agreement.noise_for(run.budget, q, run.honest_fraction, share).variance for q in queries)
-        return alone * counted.users / asked, together * counted.users / asked
+        asked = meaning.batch
+        mechanism = self.run.mechanism(meaning.announcement.excludable / asked.users)
+        variances = mechanism.variance_range(asked.query, asked.users)
+        assert variances is not None  # its noise goes with the query
+        return variances[0] * counted.users / asked.users, variances[1] * counted.users / asked.users
 
     def _announce(self, batch: Batch, attempt: int) -> None:
         key = crypto.new_box_key()
-        noise = agreement.noise_for(self.run.budget, batch.query, self.run.honest_fraction)
+        noise = self.run.mechanism().noise(batch.query)
         if self.run.transport == "auto":
             transport = costs.cheaper(Protocol(batch.query, batch.users, noise))
         else:
@@ -193,8 +197,7 @@ class Coordinator:
         excludable = 0
         if transport == Transport.sums:
             excludable = int(self.run.excludable * batch.users)
-            share = excludable / batch.users
-            noise = agreement.noise_for(self.run.budget, batch.query, self.run.honest_fraction, share)
+            noise = self.run.mechanism(excludable / batch.users).noise(batch.query)
         said = agreement.announce(
             batch,
             noise,
@@ -273,10 +276,7 @@ class Coordinator:
         number, meaning, key = self._asked()
         query, excluded = meaning.protocol.query, self._excluded(number)
         batch, noise = _counted(meaning, excluded)
-        # All who were excluded are taken to have been honest: their noise is missing.
-        missing = excluded * float(meaning.protocol.rate)
-        honest = PoissonNoise(meaning.announcement.noise_mean * self.run.honest_fraction - missing)
-        self._charge(meaning, Charge(honest, query.changed_counters))
+        self._charge(meaning, excluded)
         faults.reached("open")
         if meaning.transport == Transport.sums:
             counts, messages, invalid = self._unmasked(number, meaning, chunks), meaning.batch.users, excluded
@@ -349,7 +349,7 @@ class Coordinator:
             )
         return counts.astype(np.int64)
 
-    def _charge(self, meaning: Agreement, charge: Charge) -> None:
+    def _charge(self, meaning: Agreement, excluded: int) -> None:
         """Before a release is opened it is in the ledger, once; after a crash it may be there already.
 
         Another attempt is made by other users, and is another release.
@@ -358,7 +358,8 @@ class Coordinator:
         name = f"batch {said.batch}" + (f", attempt {said.attempt}" if said.attempt else "")
         if name not in self.ledger.releases:
             faults.reached("ledger")
-            self.ledger.record(name, charge)
+            honest = meaning.honest_noise(self.run.honest_fraction, excluded)
+            self.ledger.record(name, Charge(honest, meaning.protocol.query.changed_counters))
             faults.reached("charged")
 
     def unacknowledged(self) -> list[tuple[int, int, Action]]:
@@ -413,33 +414,17 @@ class Coordinator:
 
     def certificate(self) -> Certificate:
         """What every user of the run is guaranteed: all that its budget allows, as some batch may cost as much."""
-        query = CountQuery.everything(self.run.problem)
         excludable = 0.0 if self.run.transport == "tags" else self.run.excludable
-        noise = agreement.noise_for(self.run.budget, query, self.run.honest_fraction, excludable)
-        honest = PoissonNoise(noise.mean * (self.run.honest_fraction - excludable))
-        cost = privacy_loss(honest, query.changed_counters).epsilon(self.run.budget.delta)
-        mechanism, assumptions = Shuffle.mechanism, Shuffle.assumptions
-        if self.run.transport != "tags":
-            sums = (
-                "counts of one-bit messages with Poisson noise tags, added up under masks per batch, up to "
-                f"{excludable:g} of the reports left out"
-            )
-            mechanism = sums if self.run.transport == "sums" else f"{mechanism}; or {sums}"
-            others = [name for name in assumptions if self.run.transport == "auto" or name != "honest shuffler"]
-            assumptions = (*others, "adding shuffler")
-        return Certificate(
-            epsilon=max(self.run.budget.epsilon, cost),
-            delta=self.run.budget.delta,
-            budget_epsilon=self.run.budget.epsilon,
-            model=Shuffle.model,
-            mechanism=mechanism,
-            noise_sd=noise.sd,
-            noise_on=Shuffle.noise_on,
-            changed_counters=query.changed_counters,
-            participations=1,
-            honest_fraction=self.run.honest_fraction,
-            assumptions=assumptions,
+        certificate = self.run.mechanism(excludable).certificate(CountQuery.everything(self.run.problem))
+        if self.run.transport == "tags":
+            return certificate
+        sums = (
+            "counts of one-bit messages with Poisson noise tags, added up under masks per batch, up to "
+            f"{excludable:g} of the reports left out"
         )
+        mechanism = sums if self.run.transport == "sums" else f"{certificate.mechanism}; or {sums}"
+        others = [name for name in certificate.assumptions if self.run.transport == "auto" or name != "honest shuffler"]
+        return replace(certificate, mechanism=mechanism, assumptions=(*others, "adding shuffler"))
 
     def problem(self, reason: Exception) -> ProblemError:
         """What went wrong here, as what it is: refused by the shuffler, by the disk, or anything else."""

@@ -26,6 +26,7 @@ from shufflerl.privacy.protocol import Protocol
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
+    from shufflerl.privacy.mechanism import ShuffledPoisson
 
 # Tables beyond this are refused before anything is built from an announcement.
 _MOST_CELLS = 50_000_000
@@ -82,6 +83,14 @@ class Agreement:
     def crowd(self) -> int:
         """The fewest users whose reports are released together: all but those who may be excluded."""
         return self.announcement.users - self.announcement.excludable
+
+    def honest_noise(self, honest_fraction: float, excluded: int) -> PoissonNoise:
+        """The noise on every counter if only the honest fraction add theirs.
+
+        All reports that are excluded from a sum are taken to be honest ones, whose noise goes with them.
+        """
+        said = self.announcement
+        return PoissonNoise(said.noise_mean * (honest_fraction - excluded / said.users))
 
     @functools.cached_property
     def word_bytes(self) -> int:
@@ -189,19 +198,12 @@ def _understood(said: Announcement, payload: bytes) -> Agreement:
     return agreement
 
 
-def noise_for(budget: Budget, query: CountQuery, honest_fraction: float, excludable: float = 0.0) -> PoissonNoise:
-    """Noise that every node with this budget and assumption will accept; `excludable` is a share of the users."""
-    from shufflerl.privacy.accounting import calibrate
+def mechanism(budget: Budget, honest_fraction: float, excludable: float = 0.0) -> ShuffledPoisson:
+    """What every node with this budget and assumption will accept; `excludable` is a share of the users."""
+    from shufflerl.privacy.mechanism import ShuffledPoisson
 
-    honest = calibrate(budget, query.changed_counters)
-    checks.fraction("honest_fraction", honest_fraction)
-    if not excludable < honest_fraction:
-        raise InvalidInputError(
-            f"The honest fraction is {honest_fraction:g} and {excludable:g} of the users may be excluded: nobody's "
-            "noise is left to rely on. Let fewer be excluded."
-        )
     # A hair more, so that dividing here and multiplying at the node cannot round below what was certified.
-    return PoissonNoise(honest.mean / (honest_fraction - excludable) * (1 + 1e-12))
+    return ShuffledPoisson(budget, 1, honest_fraction, excludable, margin=1e-12)
 
 
 @dataclass(frozen=True)
@@ -223,18 +225,14 @@ class Terms:
         checks.whole("most_messages", self.most_messages, least=1)
 
     def honest_noise(self, agreement: Agreement) -> PoissonNoise:
-        """The noise that will be on every counter if only the honest fraction add theirs.
-
-        All reports that may be excluded from a sum are taken to be honest ones, whose noise goes with them.
-        """
+        """The noise that will be on every counter if only the honest add theirs and as many as may be are excluded."""
         said = agreement.announcement
-        relied_on = self.honest_fraction - said.excludable / said.users
-        if relied_on <= 0:
+        if self.honest_fraction <= said.excludable / said.users:
             raise UnacceptableError(
                 f"Of batch {said.batch}'s {said.users} users {said.excludable} may be excluded; this node relies on "
                 f"the noise of {self.honest_fraction:g} of them, of which none need be left. It does not take part."
             )
-        return PoissonNoise(said.noise_mean * relied_on)
+        return agreement.honest_noise(self.honest_fraction, said.excludable)
 
     def check(self, agreement: Agreement) -> None:
         """Refuse a batch that gives less privacy than these terms ask for."""
@@ -255,7 +253,7 @@ class Terms:
         delta = privacy_loss(self.honest_noise(agreement), changed).delta(self.budget.epsilon)
         if delta > self.budget.delta:
             share = said.excludable / said.users
-            needed = noise_for(self.budget, agreement.protocol.query, self.honest_fraction, share)
+            needed = mechanism(self.budget, self.honest_fraction, share).noise(agreement.protocol.query)
             less = f" less {said.excludable} excluded" if said.excludable else ""
             raise UnacceptableError(
                 f"Batch {said.batch} has noise of mean {said.noise_mean:g} on each counter, of which the honest "

@@ -1,0 +1,298 @@
+"""Mechanisms: how releases are made private, each as one value.
+
+A mechanism holds its function and its map together, as in OpenDP: the law of the noise that is drawn, and what of it
+the accountant may count on. What a release costs, what is certified and how noise grows with the query follow from
+these two, here and nowhere else: privatizers draw what a mechanism says, coordinators announce it, `sizing` tells it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from shufflerl import checks
+from shufflerl.counts import CountQuery
+from shufflerl.errors import InvalidInputError
+from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
+from shufflerl.privacy.accounting import (
+    Budget,
+    calibrate,
+    calibrate_gaussian,
+    calibrate_unary,
+    drawable,
+    paper_noise,
+    paper_tau,
+    privacy_loss,
+)
+from shufflerl.privacy.certificate import Certificate
+from shufflerl.privacy.ledger import Charge
+
+Law_co = TypeVar("Law_co", bound=Noise, covariant=True)
+
+
+@dataclass(frozen=True)
+class Mechanism(ABC, Generic[Law_co]):
+    """How the batches of a run are made private at a budget, for users who take part `participations` times.
+
+    Subclasses say which law the noise has (`_noise`), what of it the accountant may count on (`_charge`) and whom
+    users trust. `honest_fraction` is the least fraction of users that must add their noise.
+    """
+
+    budget: Budget
+    participations: int = 1
+    honest_fraction: float = 1.0
+
+    model: ClassVar[str]
+    description: ClassVar[str]
+    assumptions: ClassVar[tuple[str, ...]]
+    #: Whether a query that touches fewer counters has less noise.
+    scales: ClassVar[bool] = False
+    #: What the noise that the certificate states is on.
+    noise_on: ClassVar[str] = "on each counter of a batch that asks for all of them"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of times, or no fraction."""
+        object.__setattr__(self, "participations", checks.whole("participations", self.participations, least=1))
+        object.__setattr__(self, "honest_fraction", checks.fraction("honest_fraction", self.honest_fraction))
+
+    @abstractmethod
+    def _noise(self, query: CountQuery, users: int) -> Law_co:
+        """The law of the noise on each counter of a batch of so many users."""
+
+    @abstractmethod
+    def _charge(self, query: CountQuery, users: int) -> Charge:
+        """What a batch costs each of its users, all participations together."""
+
+    def _accounted(self, query: CountQuery) -> CountQuery:
+        """What noise and cost go by: the query of users who take part once; of those who come back, everything.
+
+        Two batches that each keep to the budget with another of their kind need not keep to it with each other. With
+        the noise of everything, one that asks for a part of it tells no more than one that asks for all.
+        """
+        return query if self.participations == 1 else CountQuery.everything(query)
+
+    def _costliest_users(self, query: CountQuery) -> int:
+        """The size of batch that costs its users most; here all cost the same."""
+        return 1
+
+    def noise(self, query: CountQuery, users: int = 1) -> Law_co:
+        """The law of the noise on each counter of a batch of so many users."""
+        return self._noise(self._accounted(query), users)
+
+    def charge(self, query: CountQuery, users: int = 1) -> Charge:
+        """What a batch costs each of its users, all participations together."""
+        return self._charge(self._accounted(query), users)
+
+    def variance_range(self, query: CountQuery, users: int = 1) -> tuple[float, float] | None:
+        """The variance of noise in a batch whose users touch one counter alone, and all of them; see `Release`."""
+        if not self.scales:
+            return None
+        alone, together = CountQuery(query, [], [0]), CountQuery.everything(query)
+        return self.noise(alone, users).variance, self.noise(together, users).variance
+
+    def certificate(self, query: CountQuery) -> Certificate:
+        """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch.
+
+        Noise that goes with the query is calibrated to within a hair of the budget, which may be thinner for a part.
+        """
+        charge = self.charge(query, self._costliest_users(query))
+        epsilon = privacy_loss(charge.noise, charge.changed).epsilon(self.budget.delta)
+        return Certificate(
+            epsilon=max(self.budget.epsilon, epsilon) if self.scales else epsilon,
+            delta=self.budget.delta,
+            budget_epsilon=self.budget.epsilon,
+            model=self.model,
+            mechanism=self.description,
+            noise_sd=self.noise(query).sd,
+            noise_on=self.noise_on,
+            changed_counters=charge.changed,
+            participations=self.participations,
+            honest_fraction=self.honest_fraction,
+            assumptions=self.assumptions,
+        )
+
+
+_SHUFFLER = (
+    "unique users",
+    "honest shuffler",
+    "honest enrolment",
+    "honest users",
+    "sound cryptography",
+    "exact noise",
+    "public parameters",
+)
+_SERVER = ("unique users", "trusted server", "exact noise", "public parameters")
+_NOBODY = ("unique users", "exact noise", "public parameters")
+
+
+@dataclass(frozen=True)
+class ShuffledPoisson(Mechanism[PoissonNoise]):
+    """Poisson one-bits: all users' noise tags on a counter together are Poisson, whatever their number.
+
+    Each user adds so much of its share that those of the honest fraction suffice, even if `excludable`, a share of all
+    users, are left out who are all honest. `margin` is relative: who multiplies elsewhere what is divided here must
+    not round below what was certified.
+    """
+
+    excludable: float = 0.0
+    margin: float = 0.0
+
+    model: ClassVar[str] = "shuffle"
+    description: ClassVar[str] = "one-bit messages with Poisson noise tags, shuffled per batch"
+    assumptions: ClassVar[tuple[str, ...]] = _SHUFFLER
+    scales: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse a share that leaves nobody's noise."""
+        super().__post_init__()
+        if not self.excludable < self.honest_fraction:
+            raise InvalidInputError(
+                f"The honest fraction is {self.honest_fraction:g} and {self.excludable:g} of the users may be "
+                "excluded: nobody's noise is left to rely on. Let fewer be excluded."
+            )
+
+    def _relied_on(self, query: CountQuery) -> PoissonNoise:
+        return calibrate(self.budget, query.changed_counters, self.participations)
+
+    def _noise(self, query: CountQuery, users: int) -> PoissonNoise:
+        relied_on = self._relied_on(query).mean
+        return drawable(relied_on / (self.honest_fraction - self.excludable) * (1 + self.margin), self.budget)
+
+    def _charge(self, query: CountQuery, users: int) -> Charge:
+        return Charge(self._relied_on(query), query.changed_counters * self.participations)
+
+
+@dataclass(frozen=True)
+class StatedPoisson(ShuffledPoisson):
+    """Poisson one-bits of a mean that was chosen, not calibrated: of the budget only delta counts."""
+
+    mean: float = math.nan
+
+    scales: ClassVar[bool] = False
+
+    def _relied_on(self, query: CountQuery) -> PoissonNoise:
+        return PoissonNoise(self.mean * self.honest_fraction)
+
+    def _noise(self, query: CountQuery, users: int) -> PoissonNoise:
+        return PoissonNoise(self.mean)
+
+
+@dataclass(frozen=True)
+class ShuffledBinomial(Mechanism[BinomialNoise]):
+    """The paper's binomial noise bits with the paper's constants: far more noise than the budget needs.
+
+    Bits are sent one by one: the integers that the paper sends would not be private.
+    """
+
+    model: ClassVar[str] = "shuffle"
+    description: ClassVar[str] = "one-bit messages with the paper's binomial noise bits, shuffled per batch"
+    assumptions: ClassVar[tuple[str, ...]] = _SHUFFLER
+    noise_on: ClassVar[str] = "on each counter of a batch of few users; of many, up to sqrt(2) times as much"
+
+    def _tau(self, query: CountQuery) -> float:
+        return paper_tau(self.budget, query.horizon, query.n_states, query.n_actions)
+
+    def _costliest_users(self, query: CountQuery) -> int:
+        # Just above tau users the bits are almost fair and hardly more than tau; fewer or more users have more noise.
+        return math.ceil(self._tau(query))
+
+    def _noise(self, query: CountQuery, users: int) -> BinomialNoise:
+        return paper_noise(users, self._tau(query))
+
+    def _charge(self, query: CountQuery, users: int) -> Charge:
+        tau = self._tau(query)
+        # Up to tau users, rounding only adds fair bits to ceil(tau) of them, and more noise never costs more.
+        noise = paper_noise(users, tau) if users > tau else BinomialNoise(math.ceil(tau), 0.5)
+        return Charge(noise, query.changed_counters * self.participations)
+
+
+@dataclass(frozen=True)
+class CentralGaussian(Mechanism[GaussianNoise]):
+    """A trusted server adds independent Gaussian noise to every counter of every batch."""
+
+    model: ClassVar[str] = "central"
+    description: ClassVar[str] = "Gaussian noise added by a trusted server, per batch"
+    assumptions: ClassVar[tuple[str, ...]] = _SERVER
+    scales: ClassVar[bool] = True
+
+    def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
+        return calibrate_gaussian(self.budget, query.changed_counters, self.participations)
+
+    def _charge(self, query: CountQuery, users: int) -> Charge:
+        noise = calibrate_gaussian(self.budget, query.changed_counters, self.participations)
+        return Charge(noise, query.changed_counters * self.participations)
+
+
+@dataclass(frozen=True)
+class ContinualGaussian(Mechanism[GaussianNoise]):
+    """A trusted server counts continually (`privatizers.central.Continual`); the noise of one release by itself."""
+
+    model: ClassVar[str] = "central"
+    assumptions: ClassVar[tuple[str, ...]] = _SERVER
+    noise_on: ClassVar[str] = (
+        "on each counter of one release by itself; sums over all batches carry a few times as much"
+    )
+
+    def _accounted(self, query: CountQuery) -> CountQuery:
+        """All batches ask the same, so users who come back need no other noise."""
+        return query
+
+    def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
+        # A user in m batches shifts the sum of m columns of R, which may all point the same way: its norm is up to m
+        # times one column's, as that of m^2 orthogonal changes, not of m.
+        return calibrate_gaussian(self.budget, query.changed_counters, self.participations**2)
+
+    def _charge(self, query: CountQuery, users: int) -> Charge:
+        noise = calibrate_gaussian(self.budget, query.changed_counters, self.participations**2)
+        return Charge(noise, query.changed_counters * self.participations**2)
+
+
+@dataclass(frozen=True)
+class ToeplitzGaussian(ContinualGaussian):
+    """Continual counting by the square root of the matrix of running sums."""
+
+    description: ClassVar[str] = "continual counting by a trusted server (square-root Toeplitz factorisation, Gaussian)"
+
+
+@dataclass(frozen=True)
+class TreeGaussian(ContinualGaussian):
+    """Continual counting by a binary tree."""
+
+    description: ClassVar[str] = "continual counting by a trusted server (binary tree, Gaussian)"
+
+
+@dataclass(frozen=True)
+class LocalGaussian(CentralGaussian):
+    """Every user adds Gaussian noise to each of its own counters, as much as a server would for all."""
+
+    model: ClassVar[str] = "local"
+    description: ClassVar[str] = "Gaussian noise added by every user to its own counters"
+    assumptions: ClassVar[tuple[str, ...]] = _NOBODY
+    noise_on: ClassVar[str] = (
+        "on each counter of one user's report if all are asked; n users have sqrt(n) times as much"
+    )
+
+    def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
+        return GaussianNoise(super()._noise(query, 1).sd * math.sqrt(users))
+
+
+@dataclass(frozen=True)
+class LocalUnary(Mechanism[UnaryNoise]):
+    """Every user reports one family and step, chosen at random, in unary encoding with flipped bits."""
+
+    model: ClassVar[str] = "local"
+    description: ClassVar[str] = "one family and step per user, unary encoding with flipped bits"
+    assumptions: ClassVar[tuple[str, ...]] = (*_NOBODY, "one report")
+    scales: ClassVar[bool] = True
+    noise_on: ClassVar[str] = "at most, on each counter of one user's report; n users have sqrt(n) times as much"
+
+    def _noise(self, query: CountQuery, users: int) -> UnaryNoise:
+        if self.participations > 1:
+            raise InvalidInputError("local-sampled is calibrated for one participation; use the privatizer local.")
+        return UnaryNoise(users, query.touched_counters, calibrate_unary(self.budget))
+
+    def _charge(self, query: CountQuery, users: int) -> Charge:
+        # One user's report shows one family and step: a replaced user changes two of its bits.
+        return Charge(self._noise(query, 1), 2)
