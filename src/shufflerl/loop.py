@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from shufflerl import checks
-from shufflerl.episodes import EpisodeStretch
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.errors import InvalidInputError
 from shufflerl.history import History, Recorder
 from shufflerl.learners.base import Learner
@@ -17,6 +18,21 @@ from shufflerl.privatizers.base import Privatizer
 
 #: Called with (episodes played, episodes in all) as learning goes on.
 Progress = Callable[[int, int], None]
+
+
+class Stretch(Protocol):
+    """Many batches of one user each, played in compiled code; bit for bit what the loop would do."""
+
+    def play(self, most: int | None) -> tuple[PolicyArray, FloatArray]:
+        """Play at most `most` episodes: the policies[t, h, x] that were deployed and their true values."""
+
+
+def stretch_of(learner: Learner, population: Population, privatizer: Privatizer) -> Stretch | None:
+    """What plays the learner's next batches at once, if there is such a thing for these three."""
+    if learner.compiled_loop is None:
+        return None
+    stretch: Stretch | None = learner.compiled_loop.load()(learner, population, privatizer)
+    return stretch
 
 
 def learn(
@@ -37,8 +53,8 @@ def learn(
         _check_fits(learner.problem, population.mdp)
     recorder = Recorder(population.mdp, learner.deployed)
     while learner.episodes_left and (batches is None or recorder.batches < batches):
-        if stretch := EpisodeStretch.if_possible(learner, population, privatizer):
-            # The four steps below, compiled, for a learner that plans anew after every episode.
+        if stretch := stretch_of(learner, population, privatizer):
+            # The four steps below, many times, compiled.
             recorder.record_episodes(*stretch.play(None if batches is None else batches - recorder.batches))
         elif batch := learner.next_batch():
             counts = population.play(batch)

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from shufflerl.errors import InvalidInputError, UnknownNameError
@@ -31,7 +32,7 @@ class Entry:
     def load(self) -> Callable[..., Any]:
         """Import the constructor."""
         module, _, attribute = self.location.partition(":")
-        constructor: Callable[..., Any] = getattr(import_module(module), attribute)
+        constructor: Callable[..., Any] = attrgetter(attribute)(import_module(module))
         return constructor
 
 

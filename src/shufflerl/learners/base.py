@@ -18,6 +18,7 @@ from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.learners.stages import StageRecord
 from shufflerl.mdp import Mixture, Problem
+from shufflerl.registry import Entry
 from shufflerl.seeding import Seed, stream
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
@@ -72,6 +73,8 @@ class Learner(ABC):
     name: ClassVar[str]
     #: True for a learner that reads only the running sum of all releases: continual counting then serves it best.
     reads_running_sums: ClassVar[bool] = False
+    #: Plays many batches of one user each at once, for a learner that would spend its time between them.
+    compiled_loop: ClassVar[Entry | None] = None
 
     def __init__(self, problem: Problem, seed: Seed, **parameters: Any) -> None:
         if not isinstance(problem, Problem):

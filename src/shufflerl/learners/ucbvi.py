@@ -18,6 +18,7 @@ from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, Problem
+from shufflerl.registry import Entry
 from shufflerl.seeding import Seed
 
 
@@ -33,6 +34,7 @@ class UCBVI(Learner):
 
     name: ClassVar[str] = "ucbvi"
     reads_running_sums: ClassVar[bool] = True
+    compiled_loop: ClassVar[Entry | None] = Entry("shufflerl.episodes:EpisodeStretch.if_possible", "one user per batch")
     #: The probability of failure that enters the bonus, which is of the theory's form but not with its constants.
     failure: ClassVar[float] = 0.05
 
