@@ -17,9 +17,9 @@ from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.coverage import Design, coverage_design
 from shufflerl.estimation import precision
-from shufflerl.kernels.elimination import bounded_plan
 from shufflerl.learners import sdp_pe
 from shufflerl.learners.radius import PaperRadius
+from shufflerl.learners.radius_kernels import bounded_plan
 from shufflerl.learners.sdp_pe import SDPPE
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Mixture, Problem

@@ -9,9 +9,9 @@ from shufflerl.arrays import PolicyArray
 from shufflerl.episodes import EpisodeStretch
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.history import History
-from shufflerl.kernels.ucbvi import optimistic_policy, upper_bound
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
+from shufflerl.learners.ucbvi_kernels import optimistic_policy, upper_bound
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation, TrajectoryPopulation

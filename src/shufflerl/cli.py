@@ -307,8 +307,8 @@ def _run_with_progress(setting: Setting, seeds: range, *, quiet: bool) -> list[R
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from shufflerl.compiling import when_compiling
     from shufflerl.experiment import run_seeds
-    from shufflerl.kernels import when_compiling
 
     columns = (
         TextColumn("{task.description}"),

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import checks
+from shufflerl import coverage_kernels as kernels
 from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray
-from shufflerl.kernels import coverage as kernels
 from shufflerl.mdp import Mixture
 from shufflerl.planning import visit_probabilities
 from shufflerl.policy_sets.base import PolicySet, Search, read_only

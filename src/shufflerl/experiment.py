@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from shufflerl import checks, envs, learners, privatizers
+from shufflerl.compiling import compiler_clock
 from shufflerl.counts import CountQuery
 from shufflerl.history import History
-from shufflerl.kernels import compiler_clock
 from shufflerl.learners.stages import StageRecord
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MDP, MOST_EPISODES

@@ -123,7 +123,7 @@ class MDP:
     @cached_property
     def optimal_value(self) -> float:
         """Expected reward of an episode under the best policy, V*."""
-        from shufflerl.kernels.planning import optimal_q
+        from shufflerl.planning_kernels import optimal_q
 
         q = optimal_q(*self.rows, self.rewards)
         return float(self.start @ q[0].max(axis=-1))

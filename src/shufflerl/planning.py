@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from shufflerl import planning_kernels as kernels
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
-from shufflerl.kernels import planning as kernels
 from shufflerl.layout import Layout
 from shufflerl.mdp import MDP, Mixture
 

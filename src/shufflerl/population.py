@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
+from shufflerl import population_kernels as kernels
 from shufflerl.arrays import IntArray, PolicyArray
 from shufflerl.counts import Batch, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
-from shufflerl.kernels import sampling as kernels
 from shufflerl.mdp import MDP, MOST_EPISODES
 from shufflerl.seeding import Seed, stream
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shufflerl.arrays import BoolArray, FloatArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 from shufflerl.kernels.optimism import Rows, information, mean_and_error
 from shufflerl.kernels.pooling import TYPICAL
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from shufflerl.arrays import FloatArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 
 #: A row that fewer have visited says nothing about s.
 LEAST_VISITS = 2.0

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 from shufflerl.kernels.optimism import Rows, beyond, information
 from shufflerl.kernels.pooling import TYPICAL
 

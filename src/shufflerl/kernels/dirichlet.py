@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from shufflerl.arrays import FloatArray, IntArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 from shufflerl.kernels.concentration import LEAST_VISITS, learn_law, log_likelihoods
 from shufflerl.kernels.posterior import LARGEST_SPREAD, LEAST_CHANCE, REWARD_VARIANCE, prior_rewards
 

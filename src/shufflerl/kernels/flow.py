@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl.arrays import BoolArray, FloatArray, IntArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 
 #: Sweeps over a step's cells; where every cell is possible one is exact, elsewhere a few come close.
 _SWEEPS = 20

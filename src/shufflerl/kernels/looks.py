@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 from shufflerl.kernels.asking import choose_counters
 from shufflerl.kernels.detours import FINER, HARDLY, Rivals, count_gains, gain_of, plan_detour, whole_try
 from shufflerl.kernels.optimism import Rows, along, information, mean_and_error, optimistic_policy, visits_for

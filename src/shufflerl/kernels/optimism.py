@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 from shufflerl.kernels.pooling import TYPICAL
 
 #: How finely `worth_trying` is solved for.

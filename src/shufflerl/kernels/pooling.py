@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl.arrays import BoolArray, FloatArray, IntArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 
 #: What p(1-p) is taken for where p is not known yet.
 TYPICAL = 0.15

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl.arrays import FloatArray, IntArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 from shufflerl.kernels.concentration import LEAST_VISITS, learn_law, log_likelihoods
 from shufflerl.kernels.pooling import TYPICAL, UNKNOWN
 

@@ -193,7 +193,7 @@ class DataRadius(Radius):
 
     def fine_mixture(self, policies: PolicySet, design: Design, auxiliary: Mixture | None, users: int) -> Mixture:
         """Upper bound, incumbent and coverage, as the class says."""
-        from shufflerl.kernels.elimination import bounded_plan
+        from shufflerl.learners.radius_kernels import bounded_plan
 
         assert isinstance(policies, ProductSet)
         model = self.evidence.model()
@@ -212,7 +212,7 @@ class DataRadius(Radius):
 
     def eliminate(self, policies: PolicySet, release: Release, users: int) -> tuple[PolicySet, float]:
         """Drop the actions that the incumbent beats beyond doubt."""
-        from shufflerl.kernels.elimination import bounded_plan, dominated
+        from shufflerl.learners.radius_kernels import bounded_plan, dominated
 
         assert isinstance(policies, ProductSet)
         self.evidence.add(release)
@@ -229,7 +229,7 @@ class DataRadius(Radius):
 
     def estimate(self) -> Estimate | None:
         """Unknown rows are worth nothing in the value and its lower end, and all that can be earned in the upper."""
-        from shufflerl.kernels.elimination import incumbent_error, incumbent_value
+        from shufflerl.learners.radius_kernels import incumbent_error, incumbent_value
 
         model = self.evidence.model()
         if self.incumbent is None or not model.known.any():

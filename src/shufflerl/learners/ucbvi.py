@@ -69,7 +69,7 @@ class UCBVI(Learner):
         return max(1, self.problem.episodes // self.batch)
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
-        from shufflerl.kernels.ucbvi import optimistic_policy
+        from shufflerl.learners.ucbvi_kernels import optimistic_policy
 
         value, after = np.zeros((2, self.problem.n_states))
         optimistic_policy(

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from shufflerl import checks
 from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.kernels import enumerated_sets as kernels
 from shufflerl.planning import visit_probabilities
+from shufflerl.policy_sets import enumerated_kernels as kernels
 from shufflerl.policy_sets.base import PolicySet, read_only
 from shufflerl.policy_sets.product import ProductSet
 

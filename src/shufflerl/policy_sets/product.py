@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from shufflerl import checks
 from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.kernels import product_sets as kernels
+from shufflerl.policy_sets import product_kernels as kernels
 from shufflerl.policy_sets.base import PolicySet, Search, read_only
 
 #: Up to this share of transitions that are not zero, it pays to list them before many searches.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 
 from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 
 
 @compiled

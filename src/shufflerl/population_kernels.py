@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 
 #: Counts are added into whole numbers, or into the running sums of a learner.
 Tally = IntArray | FloatArray

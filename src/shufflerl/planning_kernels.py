@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 
 
 @compiled

@@ -13,7 +13,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 
 #: Enumerated sets have at most this many states, so up to here the order of sums is theirs.
 _IN_ORDER = 24

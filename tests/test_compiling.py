@@ -13,11 +13,11 @@ import numba
 import numpy as np
 import pytest
 
-from shufflerl import kernels
-from shufflerl.kernels.sampling import draw_one
+from shufflerl import compiling
+from shufflerl.population_kernels import draw_one
 
 CALLEE = """
-from shufflerl.kernels import compiled, inlined
+from shufflerl.compiling import compiled, inlined
 
 @compiled
 def called():
@@ -28,25 +28,25 @@ def pasted():
     return {value}
 """
 CALLER = """
-from shufflerl.kernels import compiled
-from shufflerl.kernels.callee import called, pasted
+from shufflerl.compiling import compiled
+from shufflerl.callee import called, pasted
 
 @compiled
 def total():
     return called() + pasted()
 """
 PROGRAM = """
-from shufflerl.kernels.caller import total
+from shufflerl.caller import total
 print(total(), sum(total.stats.cache_hits.values()))
 """
 
 
 def test_a_changed_callee_is_never_served_from_the_cache(tmp_path: Path) -> None:
     """A package of the same name with our decorators and two files, one of which is edited between runs."""
-    package = tmp_path / "shufflerl" / "kernels"
-    package.mkdir(parents=True)
-    (package.parent / "__init__.py").touch()
-    shutil.copy(str(kernels.__file__), package)
+    package = tmp_path / "shufflerl"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(str(compiling.__file__), package)
     (package / "caller.py").write_text(CALLER)
 
     def run(value: int) -> list[int]:
@@ -68,15 +68,15 @@ def test_without_a_cache_that_can_be_trusted_there_is_none(trouble: Exception, m
             raise trouble
         return njit(**options)
 
-    monkeypatch.setattr(kernels, "numba", SimpleNamespace(njit=strange))
-    kernel: Any = kernels.compiled(lambda x: x + 1)
+    monkeypatch.setattr(compiling, "numba", SimpleNamespace(njit=strange))
+    kernel: Any = compiling.compiled(lambda x: x + 1)
     assert kernel(1) == 2
     assert not kernel.stats.cache_path
 
 
 def test_time_in_the_compiler_is_told_and_announced() -> None:
     notices: list[str] = []
-    with kernels.compiler_clock() as seconds, kernels.when_compiling(lambda: notices.append("compiling")):
+    with compiling.compiler_clock() as seconds, compiling.when_compiling(lambda: notices.append("compiling")):
         fresh = numba.njit(lambda x: x + 1)
         assert (seconds(), notices) == (0.0, [])
         fresh(1)

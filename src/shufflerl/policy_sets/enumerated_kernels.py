@@ -13,8 +13,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from shufflerl.arrays import BoolArray, FloatArray
-from shufflerl.kernels import compiled
-from shufflerl.kernels.product_sets import starting_value
+from shufflerl.compiling import compiled
+from shufflerl.policy_sets.product_kernels import starting_value
 
 
 @compiled

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl.arrays import BoolArray, FloatArray, IntArray
-from shufflerl.kernels import compiled
+from shufflerl.compiling import compiled
 
 #: The largest reciprocal of a chance: it keeps sums of products finite.
 _CEILING = 1e250

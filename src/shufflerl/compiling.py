@@ -1,0 +1,69 @@
+"""How inner loops are compiled: kernels, which stand in a module beside the one that calls them (`planning_kernels`).
+
+Each takes and returns plain arrays; callers have checked the shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core import event
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def _sources_digest() -> bytes:
+    """A digest of every file with kernels: all that import this one."""
+    texts = (file.read_bytes() for file in sorted(Path(__file__).parent.rglob("*.py")))
+    return hashlib.sha256(b"\0".join(text for text in texts if b"shufflerl.compiling" in text)).digest()
+
+
+_STAMP = _sources_digest()
+
+
+def compiled(function: Kernel) -> Kernel:
+    """Compile with numba, cached on disk: only the first run on a machine waits for the compiler.
+
+    A kernel holds the code of the kernels it calls, but numba's cache only looks at the file the kernel is in: its
+    stamp of that file is extended to all of our files. Where this cannot be done (another numba, no place to write),
+    nothing is cached: slow, not stale.
+    """
+    try:
+        kernel: Any = numba.njit(cache=True, error_model="numpy")(function)
+        index = kernel._cache._cache_file
+        index._source_stamp = (index._source_stamp, _STAMP)
+    except (AttributeError, RuntimeError):
+        kernel = numba.njit(error_model="numpy")(function)
+    return cast(Kernel, kernel)
+
+
+def inlined(function: Kernel) -> Kernel:
+    """Compile into every caller: for the body of a hot loop, where a call would cost as much as the work."""
+    return cast(Kernel, numba.njit(inline="always", error_model="numpy")(function))
+
+
+@contextmanager
+def compiler_clock() -> Iterator[Callable[[], float]]:
+    """A clock of the seconds spent in numba, compiling kernels or loading them from its cache."""
+    with event.install_listener("numba:compiler_lock", event.TimingListener()) as timer:  # type: ignore[no-untyped-call]
+        yield lambda: float(timer.duration) if timer.done else 0.0
+
+
+@contextmanager
+def when_compiling(notice: Callable[[], None]) -> Iterator[None]:
+    """Call `notice` whenever a kernel has to be compiled, before that is done."""
+
+    class Listener(event.Listener):
+        def on_start(self, event: event.Event) -> None:
+            notice()
+
+        def on_end(self, event: event.Event) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Listener()):
+        yield
