@@ -1,0 +1,113 @@
+"""Who may import whom: every module or package of `shufflerl`, and of its network, with all that it may import.
+
+The lines stand in order: each names only what stands above it, so there is no cycle. Imports inside functions and those
+for the type checker count like any other. What is loaded by name (registries, a learner's compiled loop) is no import.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import shufflerl
+
+SOURCE = Path(shufflerl.__file__).parent
+
+#: What everything above it may use: arrays, checks of input, errors, names, seeds, saved state.
+BASIC = "arrays checks compiling errors options registry seeding state"
+
+MAY_IMPORT = {
+    # What there is to learn, and what is asked of users.
+    "layout": "",
+    "planning_kernels": "",
+    "mdp": "layout planning_kernels",
+    "planning": "layout mdp planning_kernels",
+    "noise": "",
+    "counts": "layout mdp noise",
+    # Learning: from releases alone. Nothing here can reach privacy, users or a network.
+    "kernels": "",
+    "estimation": "counts kernels mdp noise",
+    "policy_sets": "planning",
+    "coverage_kernels": "",
+    "coverage": "coverage_kernels mdp planning policy_sets",
+    "learners": "counts coverage estimation kernels mdp policy_sets",
+    # Privacy: knows no learner.
+    "privacy": "counts mdp noise",
+    "privatizers": "counts mdp noise privacy",
+    # Simulation, where the three meet.
+    "envs": "mdp",
+    "population_kernels": "",
+    "population": "counts mdp population_kernels",
+    "history": "counts mdp planning",
+    "loop": "history learners mdp population privatizers",
+    "episodes": "layout learners mdp planning_kernels population population_kernels privatizers",
+    "experiment": "counts envs history learners loop mdp population privacy privatizers",
+    "plots": "experiment mdp",
+    "experiments": "counts envs estimation experiment history learners loop mdp noise planning plots population "
+    "privacy privatizers",
+    # The network: no simulation, and no role knows another.
+    "network.faults": "",
+    "network.logs": "",
+    "network.workers": "",
+    "network.protocol": "counts envs mdp noise privacy",
+    "network.stores": "network.faults network.logs network.protocol",
+    "network.web": "network.logs network.protocol",
+    "network.node": "counts envs network.protocol network.stores network.web network.workers privacy",
+    "network.shuffler": "network.faults network.logs network.protocol network.stores network.web privacy",
+    "network.coordinator": "counts learners mdp network.faults network.logs network.protocol network.stores "
+    "network.web network.workers noise privacy",
+    "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy",
+    "network.audit": "counts mdp network.coordinator network.node network.protocol network.shuffler network.stores "
+    "noise privacy",
+    "network.roles": "network.config network.coordinator network.logs network.node network.protocol "
+    "network.shuffler network.stores network.web",
+    "network.demo": "envs mdp network.protocol network.roles planning",
+    "network.commands": "network.config network.demo network.node network.protocol network.roles privacy",
+    "cli": "envs experiment experiments learners network.audit network.commands plots privacy privatizers",
+    "__main__": "cli",
+}
+
+
+def _unit(module: str) -> str:
+    """The module or package of ours that a name is in; "" for `shufflerl` and its `network`, which hand out names."""
+    parts = module.split(".")[1:]
+    if parts[:1] == ["network"]:
+        return ".".join(parts[:2]) if parts[1:] else ""
+    return parts[0] if parts else ""
+
+
+def _imports() -> dict[str, set[str]]:
+    files = {".".join(file.relative_to(SOURCE.parent).with_suffix("").parts): file for file in SOURCE.rglob("*.py")}
+    modules = {name.removesuffix(".__init__"): file for name, file in files.items()}
+    found: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        own = found.setdefault(_unit(module), set())
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{file} has a relative import, which this test does not follow"
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                own |= {_unit(name if name in modules else str(node.module)) for name in names if _ours(name)}
+            elif isinstance(node, ast.Import):
+                own |= {_unit(alias.name) for alias in node.names if _ours(alias.name)}
+    return {unit: imported - {unit, ""} for unit, imported in found.items() if unit}
+
+
+def _ours(name: str) -> bool:
+    return name.partition(".")[0] == "shufflerl"
+
+
+def test_every_package_imports_only_what_it_may() -> None:
+    basic = set(BASIC.split())
+    for unit, imported in _imports().items():
+        allowed = {"arrays", "checks", "errors"} - {unit} if unit in basic else {*MAY_IMPORT[unit].split(), *basic}
+        assert imported <= allowed, f"{unit} must not import {imported - allowed}"
+
+
+def test_what_may_be_imported_has_no_cycle_and_is_used() -> None:
+    above: set[str] = set()
+    imports = _imports()
+    for unit, allowed in MAY_IMPORT.items():
+        assert set(allowed.split()) <= above, f"{unit} may import {set(allowed.split()) - above}, which stand below it"
+        assert set(allowed.split()) <= imports.get(unit, set()), f"{unit} does not import all that it may"
+        above.add(unit)
+    assert above | set(BASIC.split()) == imports.keys()
