@@ -18,12 +18,12 @@ from shufflerl.experiments.claims import (
     within,
 )
 from shufflerl.experiments.compare import interval
-from shufflerl.experiments.figures.messages.analysis import shrinks
-from shufflerl.experiments.figures.noise.analysis import comparable, growth, private
-from shufflerl.experiments.figures.spectrum.analysis import good
-from shufflerl.experiments.figures.suite.analysis import nowhere_worse, times_over
-from shufflerl.experiments.figures.switches.analysis import at_most, every_episode, fewer
-from shufflerl.experiments.figures.theorem.analysis import affordable, flat, learns
+from shufflerl.experiments.figures.messages import shrinks
+from shufflerl.experiments.figures.noise import comparable, growth, private
+from shufflerl.experiments.figures.spectrum import good
+from shufflerl.experiments.figures.suite import nowhere_worse, times_over
+from shufflerl.experiments.figures.switches import at_most, every_episode, fewer
+from shufflerl.experiments.figures.theorem import affordable, flat, learns
 from shufflerl.experiments.suite import Contest, Line, Report
 from shufflerl.noise import GaussianNoise
 

@@ -34,8 +34,8 @@ from shufflerl.experiments.figures import (
 )
 from shufflerl.experiments.figures.base import FIRST_TUNING_SEED, FULL, QUICK, Figure, Runs
 from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, OPTIMISTIC_FREE, UCBVI_RARELY
-from shufflerl.experiments.figures.scaling.measure import measure
-from shufflerl.experiments.figures.scaling.sweep import VALUES, Point
+from shufflerl.experiments.figures.scaling import VALUES, Point
+from shufflerl.experiments.measuring import measure
 from shufflerl.experiments.reproduce import RUNS, TIMINGS, TUNING, in_order, reproduce
 from tests.waiting import PATIENCE
 
@@ -150,9 +150,9 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, report.R
     out = tmp_path_factory.mktemp("everything")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(VALUES, "quick", FEW_POINTS)
-        patch.setitem(theorem.sweep.EPISODES, "quick", (10**3, 10**4))
-        patch.setitem(spectrum.sweep.EPISODES, "quick", (10**3, spectrum.sweep.TUNED_AT))
-        patch.setitem(suite.sweep.ENVIRONMENTS, "quick", ("RiverSwim 4/6", "bandit"))
+        patch.setitem(theorem.EPISODES, "quick", (10**3, 10**4))
+        patch.setitem(spectrum.EPISODES, "quick", (10**3, spectrum.TUNED_AT))
+        patch.setitem(suite.ENVIRONMENTS, "quick", ("RiverSwim 4/6", "bandit"))
         return out, reproduce(TINY, out, workers=1)
 
 

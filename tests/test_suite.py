@@ -14,7 +14,8 @@ from shufflerl.errors import InvalidInputError, UnknownNameError
 from shufflerl.experiments import store
 from shufflerl.experiments.cells import Cell, Result, canonical, run_cell
 from shufflerl.experiments.suite import __main__ as command
-from shufflerl.experiments.suite import analysis, definition, show, tuning
+from shufflerl.experiments.suite import analysis, definition, show
+from shufflerl.experiments.suite import analysis as tuning
 from shufflerl.experiments.suite.analysis import analyse
 from shufflerl.mdp import MDP
 from shufflerl.planning import policy_values

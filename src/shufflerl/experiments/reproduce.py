@@ -18,7 +18,7 @@ from shufflerl.experiments.engine import Progress, run_cells
 from shufflerl.experiments.figures import FIGURES
 from shufflerl.experiments.figures.base import Evidence, Figure, Runs, Size
 from shufflerl.experiments.figures.lines import SDP_PE
-from shufflerl.experiments.figures.scaling.measure import measure
+from shufflerl.experiments.measuring import measure
 
 TUNING, RUNS, TIMINGS = "tuning", "runs", "timings"
 

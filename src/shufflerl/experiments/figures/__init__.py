@@ -1,4 +1,4 @@
-"""The figures and tables of a reproduction, in the report's order: each a folder with its sweep and its analysis."""
+"""The figures and tables of a reproduction, in the report's order: each a module with its sweep and its analysis."""
 
 from __future__ import annotations
 

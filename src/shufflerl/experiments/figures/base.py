@@ -20,8 +20,8 @@ from shufflerl.planning import policy_values
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-    from shufflerl.experiments.figures.scaling.measure import Timing
-    from shufflerl.experiments.figures.scaling.sweep import Point
+    from shufflerl.experiments.figures.scaling import Point
+    from shufflerl.experiments.measuring import Timing
 
 #: What "comes close" is taken to mean: at most so many times the regret; and so many of that without privacy.
 CLOSE = 1.25

@@ -11,8 +11,7 @@ from shufflerl.errors import ShuffleRLError
 from shufflerl.experiments import store
 from shufflerl.experiments.engine import Progress, run_cells
 from shufflerl.experiments.suite import definition, show
-from shufflerl.experiments.suite.analysis import analyse
-from shufflerl.experiments.suite.tuning import ranking
+from shufflerl.experiments.suite.analysis import analyse, ranking
 
 
 def main(

@@ -1,4 +1,8 @@
-"""How much noise each mechanism puts on a counter, and what the paper's noise truly guarantees."""
+"""Noise per counter: the paper's constants, exact accounting and the central Gaussian.
+
+Budgets at RiverSwim's shape, and horizons at one budget. Nothing is run: noise follows from accounting. How much
+noise each mechanism puts on a counter, and what the paper's noise truly guarantees.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,19 @@ import numpy as np
 from shufflerl.counts import CountQuery
 from shufflerl.experiments.claims import Claim, Outcome, Verdict, number
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import Analysis, Evidence, Table
+from shufflerl.experiments.figures.base import Analysis, Evidence, Figure, Table
 from shufflerl.experiments.figures.lines import DELTA, DELTA_TEXT
-from shufflerl.experiments.figures.noise.sweep import ACTIONS, EPSILON, EPSILONS, HORIZON, HORIZONS, STATES, USERS
 from shufflerl.mdp import Problem
 from shufflerl.noise import Noise
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau, privacy_loss
 from shufflerl.privacy.certificate import at_most
+
+STATES, ACTIONS, HORIZON = 4, 2, 6
+USERS = 20_000
+EPSILON = 1.0
+EPSILONS = {"full": (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0), "quick": (0.1, 1.0, 10.0)}
+HORIZONS = {"full": (1, 2, 4, 8, 16, 32, 64), "quick": (2, 8, 32)}
+
 
 #: How much more noise counts as the same.
 SAME = 1.1
@@ -135,3 +145,6 @@ def growth(
 
 def _power(x: Sequence[float], y: Sequence[float]) -> float:
     return float(np.polyfit([math.log(value) for value in x], [math.log(value) for value in y], 1)[0])
+
+
+FIGURE = Figure("noise", "Noise per counter", analyse)

@@ -1,15 +1,46 @@
-"""Regret curves on the bandit, and whether SDP-PE is below the local model and near the trusted server."""
+"""Cumulative regret on the heterogeneous bandit: the paper's figure of the multi-armed bandit.
+
+Every line at the paper's budget on the environment as it is by default, which is as the paper has it. Regret curves
+on the bandit, and whether SDP-PE is below the local model and near the trusted server.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from shufflerl.envs import ENVIRONMENTS
+from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, Verdict, lower, spread, together, within
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.bandit.sweep import ENV, EPSILON
-from shufflerl.experiments.figures.base import CLOSE, Analysis, Evidence, Family, constants_table, family
+from shufflerl.experiments.figures.base import (
+    CLOSE,
+    Analysis,
+    Chosen,
+    Evidence,
+    Family,
+    Figure,
+    Size,
+    chosen_settings,
+    constants_table,
+    family,
+    on,
+    theory_settings,
+)
 from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, SDP_PE, UCBVI_JDP, UCBVI_LDP, UCBVI_RARELY, Line
+
+ENV = "bandit"
+EPSILON = 1.0
+
+
+def families(size: Size) -> list[Family]:
+    """Each line."""
+    return [family(line, ENV, EPSILON, size.episodes) for line in LINES]
+
+
+def cells(size: Size, chosen: Chosen) -> list[Cell]:
+    """The chosen constants, and those of the theory."""
+    own = families(size)
+    return on(size, chosen_settings(own, chosen) + theory_settings(own))
 
 
 def analyse(evidence: Evidence) -> Analysis:
@@ -66,3 +97,6 @@ def misled(evidence: Evidence, own: Mapping[Line, Family]) -> str:
             found.append(f"{line.name} has {spread(theory)} with the theory's")
     many = evidence.size.tuning_seeds
     return f" The choice of constants on {many} seeds misleads here: {', '.join(found)}." if found else ""
+
+
+FIGURE = Figure("bandit", "The heterogeneous bandit", analyse, families, cells)

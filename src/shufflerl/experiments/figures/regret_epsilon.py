@@ -1,17 +1,28 @@
-"""Regret against epsilon; who is worst at each; chosen constants beside those of the theory."""
+"""Final regret against the privacy budget on RiverSwim: the paper's Figure 4(a).
+
+Every line at every budget, and SDP-PE with the paper's constants at each. Regret against epsilon; who is worst at
+each; chosen constants beside those of the theory.
+"""
 
 from __future__ import annotations
 
 from shufflerl.arrays import FloatArray
+from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, lower, number, spread, together, within
 from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import (
     NEAR_NO_PRIVACY,
     Analysis,
+    Chosen,
     Evidence,
+    Family,
+    Figure,
+    Size,
+    chosen_settings,
     constants_table,
     family,
     lost_at_random,
+    on,
     theory_settings,
 )
 from shufflerl.experiments.figures.lines import (
@@ -23,7 +34,27 @@ from shufflerl.experiments.figures.lines import (
     UCBVI_LDP,
     Line,
 )
-from shufflerl.experiments.figures.regret_epsilon.sweep import ENV, EPSILONS, THEORY, families, with_theory
+
+ENV = "riverswim"
+EPSILONS = {"full": (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0), "quick": (0.1, 1.0, 10.0)}
+#: Budgets at which the constants of the theory are run too.
+THEORY = {"full": EPSILONS["full"], "quick": (1.0,)}
+
+
+def families(size: Size) -> list[Family]:
+    """Each line at each budget; one without privacy has no budget, and is there once."""
+    every = [family(line, ENV, epsilon, size.episodes) for line in LINES for epsilon in EPSILONS[size.name]]
+    return list(dict.fromkeys(every))
+
+
+def with_theory(size: Size) -> list[Family]:
+    """Those that are run with the constants of the theory too."""
+    return [own for own in families(size) if own.epsilon is None or own.epsilon in THEORY[size.name]]
+
+
+def cells(size: Size, chosen: Chosen) -> list[Cell]:
+    """The chosen constants, and those of the theory."""
+    return on(size, chosen_settings(families(size), chosen) + theory_settings(with_theory(size)))
 
 
 def analyse(evidence: Evidence) -> Analysis:
@@ -95,3 +126,6 @@ def analyse(evidence: Evidence) -> Analysis:
         f"limit without privacy, optimistic first. At ε = {middle:g}: {named}."
     )
     return Analysis(drawing, see, claims, constants_table(evidence, families(size), with_theory(size)))
+
+
+FIGURE = Figure("regret-epsilon", "Regret against the privacy budget on RiverSwim", analyse, families, cells)

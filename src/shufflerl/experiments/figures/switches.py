@@ -1,4 +1,8 @@
-"""Who changes the deployed policy how often, at what regret."""
+"""Final regret against policy switches: the paper's figure of the switching cost.
+
+Every line at the paper's budget, and SDP-PE with the paper's constants: runs that other figures have too. Who changes
+the deployed policy how often, at what regret.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,40 @@ import math
 from typing import Any
 
 from shufflerl.arrays import FloatArray
+from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, lower, shown, spread
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import Analysis, Evidence, family, mdp_of, theory_settings
-from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, SDP_PE, UCBVI, UCBVI_JDP, UCBVI_LDP, UCBVI_RARELY
-from shufflerl.experiments.figures.switches.sweep import ENV, EPSILON, LITERAL
+from shufflerl.experiments.figures.base import (
+    Analysis,
+    Chosen,
+    Evidence,
+    Family,
+    Figure,
+    Size,
+    chosen_settings,
+    family,
+    mdp_of,
+    on,
+    theory_settings,
+)
+from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, PE, SDP_PE, UCBVI, UCBVI_JDP, UCBVI_LDP, UCBVI_RARELY
+
+ENV = "riverswim"
+EPSILON = 1.0
+LITERAL = (SDP_PE, PE)
+
+
+def families(size: Size) -> list[Family]:
+    """Each line."""
+    return [family(line, ENV, EPSILON, size.episodes) for line in LINES]
+
+
+def cells(size: Size, chosen: Chosen) -> list[Cell]:
+    """The chosen constants, and the paper's."""
+    literal = [own for own in families(size) if own.line in LITERAL]
+    return on(size, chosen_settings(families(size), chosen) + theory_settings(literal))
+
 
 #: What "orders of magnitude" is taken to mean.
 FEWER = 100
@@ -102,3 +134,6 @@ def every_episode(switches: dict[str, FloatArray], episodes: int) -> Outcome:
     every = all((one.mean if one.low is None else one.low) >= 0.99 * episodes for one in estimates.values())
     numbers = "; ".join(f"{name}: {shown(one)}" for name, one in estimates.items())
     return Outcome(Verdict.HOLDS if every else Verdict.NOT_HERE, numbers)
+
+
+FIGURE = Figure("switches", "Regret against policy switches", analyse, families, cells)

@@ -1,4 +1,8 @@
-"""Regret curves at two budgets, and whether SDP-PE is far below the local model and near the others."""
+"""Cumulative regret against episodes on RiverSwim at two budgets: the paper's Figures (b) and (c) of RiverSwim.
+
+Every line at the paper's two budgets. Regret curves at two budgets, and whether SDP-PE is far below the local model
+and near the others.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,23 @@ from dataclasses import replace
 import numpy as np
 
 from shufflerl.arrays import FloatArray
+from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import Claim, Outcome, number, spread, together, within
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import CLOSE, NEAR_NO_PRIVACY, Analysis, Evidence, family, lost_at_random
+from shufflerl.experiments.figures.base import (
+    CLOSE,
+    NEAR_NO_PRIVACY,
+    Analysis,
+    Chosen,
+    Evidence,
+    Family,
+    Figure,
+    Size,
+    chosen_settings,
+    family,
+    lost_at_random,
+    on,
+)
 from shufflerl.experiments.figures.lines import (
     DELTA_TEXT,
     LINES,
@@ -21,7 +39,20 @@ from shufflerl.experiments.figures.lines import (
     UCBVI_RARELY,
     Line,
 )
-from shufflerl.experiments.figures.regret_curves.sweep import ENV, EPSILONS
+
+ENV = "riverswim"
+EPSILONS = (0.1, 1.0)
+
+
+def families(size: Size) -> list[Family]:
+    """Each line at each budget; one without privacy has no budget, and is there once."""
+    return list(dict.fromkeys(family(line, ENV, epsilon, size.episodes) for line in LINES for epsilon in EPSILONS))
+
+
+def cells(size: Size, chosen: Chosen) -> list[Cell]:
+    """The chosen constants."""
+    return on(size, chosen_settings(families(size), chosen))
+
 
 #: What the paper's words are taken to mean, as CLOSE and NEAR_NO_PRIVACY.
 SUBSTANTIALLY_LOWER = 0.5
@@ -116,3 +147,6 @@ def _claims(evidence: Evidence, epsilon: float) -> tuple[Claim, ...]:
             additive,
         ),
     )
+
+
+FIGURE = Figure("regret-curves", "Regret as episodes go by on RiverSwim", analyse, families, cells)

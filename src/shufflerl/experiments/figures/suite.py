@@ -1,4 +1,8 @@
-"""Regret in every environment of the suite, how far optimistic is below its rivals, and where it is not."""
+"""The benchmark suite at one K: which learner is best where.
+
+A part of the suite: one K, few seeds. Constants are the suite's own, chosen on environments apart. Regret in every
+environment of the suite, how far optimistic is below its rivals, and where it is not.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,31 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray
 from shufflerl.experiments import suite
+from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, number, shown
 from shufflerl.experiments.compare import LEVEL, RESAMPLES, SEED, Estimate
-from shufflerl.experiments.figures.base import Analysis, Evidence, Table
-from shufflerl.experiments.figures.suite.sweep import EPISODES, SEEDS, cells
+from shufflerl.experiments.figures.base import Analysis, Chosen, Evidence, Figure, Size, Table
 from shufflerl.experiments.suite import Contest, show
 from shufflerl.experiments.suite.analysis import CHAMPION, LEARNS, STRICT, Report
+
+EPISODES = 20_000
+BUDGETS = {"full": (5.0, 1.0, 0.5, 0.1), "quick": (1.0, 0.1)}
+SEEDS = {"full": 5, "quick": 2}
+ENVIRONMENTS: dict[str, tuple[str, ...]] = {
+    "full": tuple(suite.ENVIRONMENTS),
+    "quick": ("RiverSwim 4/6", "DeepSea 5", "dense", "sparse homogeneous", "bandit"),
+}
+
+
+def cells(size: Size, _: Chosen) -> list[Cell]:
+    """Every contender in every environment at every budget."""
+    return suite.cells(
+        environments={name: suite.ENVIRONMENTS[name] for name in ENVIRONMENTS[size.name]},
+        budgets=BUDGETS[size.name],
+        episodes=(EPISODES,),
+        seeds=SEEDS[size.name],
+    )
+
 
 #: How many times the champion's regret a rival's is claimed to be, and how much worse the champion may be anywhere.
 TIMES = 3.0
@@ -108,3 +131,6 @@ def nowhere_worse(report: Report, rivals: Sequence[str]) -> Outcome:
     ]
     held = all(WORSE * contest.ratio(rival) >= 1 for rival, contest in worst.items())
     return Outcome(Verdict.HOLDS if held else Verdict.NOT_HERE, "; ".join(numbers))
+
+
+FIGURE = Figure("suite", "The benchmark suite", analyse, cells=cells)

@@ -1,6 +1,6 @@
 """Time and memory of single runs, one at a time, each in a process of its own that was forked after compilation.
 
-`python -m shufflerl.experiments.figures.scaling.measure` reads points from its input, a line each, and prints what it
+`python -m shufflerl.experiments.measuring` reads points from its input, a line each, and prints what it
 measured of each. `measure` starts it and keeps every measurement in a file: what was measured is not measured again.
 """
 
@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from shufflerl.errors import LostWorkersError, PrivacyWarning
 from shufflerl.experiment import run
 from shufflerl.experiments.engine import Progress
-from shufflerl.experiments.figures.scaling.sweep import Point, grown
+from shufflerl.experiments.figures.scaling import Point, grown
 from shufflerl.experiments.store import make_folder, write_whole
 
 #: Runs of a point; the shortest counts, as others only ever disturb.

@@ -1,4 +1,8 @@
-"""What a session earns with the policy that was learned, beside a random policy's and the optimal one's."""
+"""Dynamic spectrum access, the use that the paper is motivated by: the learned policy and its certificate.
+
+Nodes on three channels, eight slots a session; as many nodes as there are, with and without privacy. What a session
+earns with the policy that was learned, beside a random policy's and the optimal one's.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,45 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray
 from shufflerl.experiment import Setting, prepare
+from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, Outcome, from_some_k, power, shown
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import Analysis, Evidence, constants_table, family, mdp_of, value_at_random
-from shufflerl.experiments.figures.lines import OPTIMISTIC, SDP_PE, Line
-from shufflerl.experiments.figures.spectrum.sweep import ENV, EPISODES, EPSILON, LINES, TUNED_AT, families
+from shufflerl.experiments.figures.base import (
+    Analysis,
+    Chosen,
+    Evidence,
+    Family,
+    Figure,
+    Size,
+    constants_table,
+    family,
+    mdp_of,
+    on,
+    value_at_random,
+)
+from shufflerl.experiments.figures.lines import OPTIMISTIC, OPTIMISTIC_FREE, PE, SDP_PE, Line
+
+ENV = "spectrum"
+EPSILON = 1.0
+LINES = (OPTIMISTIC, OPTIMISTIC_FREE, SDP_PE, PE)
+EPISODES = {
+    "full": (3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 10_000_000),
+    "quick": (10_000, 100_000),
+}
+#: Constants are chosen at this K and kept at every other.
+TUNED_AT = 100_000
+
+
+def families(_: Size) -> list[Family]:
+    """Each line."""
+    return [family(line, ENV, EPSILON, TUNED_AT) for line in LINES]
+
+
+def cells(size: Size, chosen: Chosen) -> list[Cell]:
+    """The chosen constants at every K."""
+    return on(size, [own.setting(chosen[own], k) for own in families(size) for k in EPISODES[size.name]])
+
 
 #: How much of the way from random to optimal counts as learned.
 LEARNED = 0.95
@@ -74,3 +111,6 @@ def late_values(evidence: Evidence, setting: Setting, best: float) -> FloatArray
     start = int(np.searchsorted(episodes, 0.95 * setting.episodes))
     lost: FloatArray = (curves[:, -1] - curves[:, start]) / (episodes[-1] - episodes[start])
     return best - lost
+
+
+FIGURE = Figure("spectrum", "Dynamic spectrum access", analyse, families, cells)

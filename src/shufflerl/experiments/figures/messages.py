@@ -1,4 +1,8 @@
-"""What taking part costs a user in messages: its own tags and its share of the noise."""
+"""Messages per user against the users of a batch.
+
+Users of a batch, from a handful to all phones on earth, at two budgets. Nothing is run: the protocol says it. What
+taking part costs a user in messages: its own tags and its share of the noise.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,18 @@ from typing import Any
 from shufflerl.counts import CountQuery
 from shufflerl.experiments.claims import Claim, Outcome, Verdict, number, power
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import Analysis, Evidence
+from shufflerl.experiments.figures.base import Analysis, Evidence, Figure
 from shufflerl.experiments.figures.lines import DELTA, DELTA_TEXT
-from shufflerl.experiments.figures.messages.sweep import ACTIONS, EPSILONS, HORIZON, STATES, USERS
 from shufflerl.mdp import Problem
 from shufflerl.privacy.accounting import Budget, calibrate, paper_noise, paper_tau
 from shufflerl.privacy.protocol import Protocol
+
+STATES, ACTIONS, HORIZON = 4, 2, 6
+EPSILONS = (0.1, 1.0)
+USERS = {
+    "full": tuple(round(10 ** (half / 2)) for half in range(2, 21)),
+    "quick": tuple(10**power for power in range(1, 11, 3)),
+}
 
 
 def analyse(evidence: Evidence) -> Analysis:
@@ -68,3 +78,6 @@ def shrinks(users: Sequence[int], found: Sequence[float]) -> Outcome:
     held = all(after < before for before, after in pairwise(found))
     numbers = f"{number(found[0])} messages with {power(users[0])} users, {number(found[-1])} with {power(users[-1])}"
     return Outcome(Verdict.HOLDS if held else Verdict.NOT_HERE, numbers)
+
+
+FIGURE = Figure("messages", "Messages per user", analyse)
