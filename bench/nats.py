@@ -18,7 +18,7 @@ from bench.network import announced, ask, core_time, make_upload, send
 from shufflerl.network.demo import Role
 from shufflerl.network.node.reporting import Checked
 from shufflerl.network.protocol import wire
-from shufflerl.network.protocol.agreement import understand
+from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey, mint
 from shufflerl.network.protocol.wire import OpenBatch, Opening
 
@@ -91,7 +91,7 @@ class Measured:
         await ask(self._ports[0], "POST", "/v1/announcements", wire.encode(coordinator.sign(said)))
         batch = wire.decode(OpenBatch, await ask(self._ports[-1], "GET", f"/v1/tasks/{task}/batch"))
         opening = wire.decode(Opening, batch.opening.payload)
-        checked = Checked(understand(batch.announcement.payload), opening.envelope_key)
+        checked = Checked(parse_announcement(batch.announcement.payload), opening.envelope_key)
         bodies = iter([make_upload(checked, mint(enrolment)) for _ in range(REPORTS)])
         before = self._core_times()
         began = time.perf_counter()

@@ -22,7 +22,7 @@ from shufflerl.network.coordinator.opening import count
 from shufflerl.network.demo import Role
 from shufflerl.network.node.reporting import Checked, make_report, play
 from shufflerl.network.protocol import agreement, crypto, wire
-from shufflerl.network.protocol.agreement import Agreement, mechanism, understand
+from shufflerl.network.protocol.agreement import Agreement, mechanism, parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.network.protocol.wire import OpenBatch, Opening, Outcomes, Report, Upload, Verdict
 from shufflerl.privacy.accounting import Budget
@@ -49,7 +49,7 @@ def announced(users: int) -> tuple[Agreement, X25519PrivateKey, wire.Announcemen
         attempt=0,
         tag_key=key.public_key().public_bytes_raw(),
     )
-    return understand(wire.encode(said)), key, said
+    return parse_announcement(wire.encode(said)), key, said
 
 
 # The shuffler.
@@ -96,7 +96,7 @@ async def _load(port: int, coordinator: SigningKey, folder: Path) -> tuple[float
     await ask(port, "POST", "/v1/announcements", wire.encode(coordinator.sign(said)))
     batch = wire.decode(OpenBatch, await ask(port, "GET", f"/v1/tasks/{task}/batch"))
     opening = wire.decode(Opening, batch.opening.payload)
-    checked = Checked(understand(batch.announcement.payload), opening.envelope_key)
+    checked = Checked(parse_announcement(batch.announcement.payload), opening.envelope_key)
     enrolment = SigningKey.load(folder / "shuffler" / "enrolment.pem")
     bodies = iter([make_upload(checked, crypto.mint(enrolment)) for _ in range(REPORTS)])
     delays: list[float] = []

@@ -24,7 +24,7 @@ EPISODES, DELTA = 20_000, 1e-5
 #: Budget and the most mean regret on RiverSwim as it is, and with its actions permuted.
 LIMITS = ((None, 25.0, 60.0), (5.0, 160.0, 450.0), (1.0, 520.0, 1350.0), (0.5, 950.0, 2100.0), (0.1, 3700.0, 5500.0))
 LONG, LONG_LIMIT = 10**6, 900.0
-MOST_SWITCHES = 88
+MAX_SWITCHES = 88
 #: Repeats of a timed run, of which the fastest counts.
 REPEATS = 30
 
@@ -51,7 +51,7 @@ def riverswim() -> list[Figure]:
             Figure.under(limit, f"regret, {name}", "", float(np.mean(regrets))),
             Figure.at_most(3.0, "its 95th percentile", "", tail, float(np.median(regrets)), "median"),
         ]
-    return [*figures, Figure.at_most(1.0, "switches, the most of all runs", "", switches, MOST_SWITCHES, "limit")]
+    return [*figures, Figure.at_most(1.0, "switches, the most of all runs", "", switches, MAX_SWITCHES, "limit")]
 
 
 def times() -> list[Figure]:

@@ -80,7 +80,7 @@ def understood(batch: Batch) -> Agreement:
     """The batch as the network announces it."""
     noise = agreement.mechanism(BUDGET, 1.0).noise(batch.query)
     said = agreement.announce(batch, noise, task=bytes(16), attempt=0, tag_key=bytes(32))
-    return agreement.understand(wire.encode(said))
+    return agreement.parse_announcement(wire.encode(said))
 
 
 def _favoured(query: CountQuery) -> list[int]:

@@ -17,7 +17,7 @@ from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.opening import count, open_seeds
 from shufflerl.network.node.reporting import Checked, make_report
 from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
-from shufflerl.network.protocol.agreement import Agreement, mechanism, understand
+from shufflerl.network.protocol.agreement import Agreement, mechanism, parse_announcement
 from shufflerl.network.protocol.costs import Cost
 from shufflerl.network.protocol.wire import Report, Transport
 from shufflerl.network.shuffler import mixing, summing
@@ -52,7 +52,7 @@ class Bench:
             tag_key=self.tag_key.public_key().public_bytes_raw(),
             transport=transport,
         )
-        self.meaning: Agreement = understand(wire.encode(said))
+        self.meaning: Agreement = parse_announcement(wire.encode(said))
         self.checked = Checked(self.meaning, self.envelope_key.public_key().public_bytes_raw())
         zeros = np.zeros((1, problem.horizon), dtype=int)
         self.episode = Trajectories(zeros, zeros, zeros)

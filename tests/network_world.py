@@ -20,7 +20,7 @@ from shufflerl.network import faults
 from shufflerl.network.coordinator.opening import open_seeds
 from shufflerl.network.node.reporting import Checked, Invitation, check_signatures, make_report, seal_report
 from shufflerl.network.protocol import agreement, crypto, masking, wire
-from shufflerl.network.protocol.agreement import Agreement, Terms, understand
+from shufflerl.network.protocol.agreement import Agreement, Terms, parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey, UnsealError
 from shufflerl.network.protocol.wire import (
     Action,
@@ -153,7 +153,7 @@ class World:
 
     def opened(self, sealed: list[bytes], number: int = 0, attempt: int = 0) -> list[bytes]:
         """The seeds that the coordinator can open."""
-        info = understand(wire.encode(self.announcement(number, attempt))).seed_info
+        info = parse_announcement(wire.encode(self.announcement(number, attempt))).seed_info
         return [
             seed
             for seed in open_seeds(self.tag_keys[number, attempt].private_bytes_raw(), info, b"".join(sealed))
@@ -172,7 +172,7 @@ class World:
 
     def tags(self, released: bytes, number: int = 0, attempt: int = 0) -> list[int]:
         """What the coordinator reads in a release, in its order, without padding."""
-        info = understand(self.coordinator.sign(self.announcement(number, attempt)).payload).tag_info
+        info = parse_announcement(self.coordinator.sign(self.announcement(number, attempt)).payload).tag_info
         key, size = self.tag_keys[number, attempt], wire.SEALED_TAG_BYTES
         sealed = [released[start : start + size] for start in range(0, len(released), size)]
         read = (int.from_bytes(crypto.unseal(key, info, one)) for one in sealed)
@@ -187,7 +187,7 @@ def _fields(said: Announcement) -> dict[str, Any]:
 
 
 def meaning_of(world: World, **changes: Any) -> Agreement:
-    return understand(wire.encode(world.announcement(**changes)))
+    return parse_announcement(wire.encode(world.announcement(**changes)))
 
 
 def terms(epsilon: float = 1.0, **options: Any) -> Terms:

@@ -23,7 +23,7 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.noise import GaussianNoise, PoissonNoise
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, privacy_loss
-from shufflerl.privacy.audit import FEWEST_SAMPLES, AuditReport, InMemory, audit, refutable_epsilon, visible_shortfall
+from shufflerl.privacy.audit import MIN_SAMPLES, AuditReport, InMemory, audit, refutable_epsilon, visible_shortfall
 from shufflerl.privacy.protocol import Protocol
 
 BUDGET = Budget(1.0, 1e-5)
@@ -312,7 +312,7 @@ def test_a_report_reads_well_and_fits_into_json(sound: AuditReport) -> None:
 
 
 def test_a_failed_report_names_the_fault() -> None:
-    report = audit(CHEAP, samples=FEWEST_SAMPLES, system=integers_in_pairs())
+    report = audit(CHEAP, samples=MIN_SAMPLES, system=integers_in_pairs())
     assert str(report).startswith("Audit FAILED: schema")
     assert report.failures == ("schema",)
     assert report.epsilon_lower_bound == 0.0
@@ -371,13 +371,13 @@ def test_the_stated_shortfall_is_seen_nine_times_in_ten() -> None:
 
 
 def test_too_few_samples_refute_nothing() -> None:
-    assert refutable_epsilon(FEWEST_SAMPLES, Budget(100.0, 1e-5), 1e-3) == math.inf
+    assert refutable_epsilon(MIN_SAMPLES, Budget(100.0, 1e-5), 1e-3) == math.inf
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"samples": FEWEST_SAMPLES - 1}, "samples"),
+        ({"samples": MIN_SAMPLES - 1}, "samples"),
         ({"samples": 1000.5}, "samples"),
         ({"users": 3}, "users"),
         ({"level": 0.0}, "level"),

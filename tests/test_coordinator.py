@@ -20,7 +20,7 @@ from shufflerl.network.coordinator.coordinator import Coordinator, Run
 from shufflerl.network.coordinator.opening import Opener, count
 from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
 from shufflerl.network.protocol import crypto, wire
-from shufflerl.network.protocol.agreement import Agreement, understand
+from shufflerl.network.protocol.agreement import Agreement, parse_announcement
 from shufflerl.network.protocol.wire import Action, ProblemError, Reason
 from shufflerl.network.shuffler.mixing import permuted
 from shufflerl.noise import PoissonNoise
@@ -56,7 +56,7 @@ def seeded_answer(coordinator: Coordinator, users: CountPopulation) -> list[byte
 
 def asked(coordinator: Coordinator) -> Agreement:
     assert coordinator.pending is not None
-    return understand(coordinator.pending[2].payload)
+    return parse_announcement(coordinator.pending[2].payload)
 
 
 def mixed(meaning: Agreement, reports: list[IntArray]) -> list[bytes]:
@@ -234,7 +234,7 @@ def test_an_aborted_batch_is_asked_again_with_a_new_key(tmp_path: Path) -> None:
     assert before is not None
     assert after is not None
     assert (after[0], after[1]) == (0, 1)
-    old, new = (understand(one[2].payload) for one in (before, after))
+    old, new = (parse_announcement(one[2].payload) for one in (before, after))
     assert old.batch == new.batch
     assert old.announcement.tag_key != new.announcement.tag_key
     coordinator.absorb(stale)
@@ -339,7 +339,7 @@ def test_an_episode_follows_a_policy_of_the_mixture(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path, RUN)
     pending = coordinator.pending
     assert pending is not None
-    meaning = understand(pending[2].payload)
+    meaning = parse_announcement(pending[2].payload)
     episode: Trajectories = play(ENV, meaning)
     policies = meaning.batch.mixture.policies
     fits = [(policies[m, [0, 1], episode.states[0]] == episode.actions[0]).all() for m in range(len(policies))]

@@ -140,7 +140,7 @@ def test_a_failure_is_told_and_logged_once_and_passes(caplog: pytest.LogCaptureF
 
 
 def test_watching_does_not_take_the_place_of_working(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOST_WATCHERS", 1)
+    monkeypatch.setattr(watching, "MAX_WATCHERS", 1)
     with serving(Stage("coordinator.html").app) as port, events(port) as told:
         next(told)
         assert httpx2.get(f"http://127.0.0.1:{port}/v1/events", trust_env=False).status_code == 503
@@ -212,8 +212,8 @@ def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
 def test_long_histories_and_wide_policies_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from shufflerl.network.coordinator import dashboard
 
-    monkeypatch.setattr(dashboard, "MOST_POINTS", 2)
-    monkeypatch.setattr(dashboard, "MOST_STATES", 1)
+    monkeypatch.setattr(dashboard, "MAX_POINTS", 2)
+    monkeypatch.setattr(dashboard, "MAX_STATES", 1)
     run = Run(MDP.problem(120), "optimistic", Budget(8.0, 1e-5), 7, {"first": 10})
     coordinator = Coordinator(tmp_path, run)
     while coordinator.pending is not None:

@@ -183,11 +183,11 @@ def test_a_page_that_is_sent_away_comes_back(chromium: Browser, monkeypatch: pyt
     """An answer that is no stream ends what the browser does by itself; the page tries on."""
     from shufflerl.network.web import watching
 
-    monkeypatch.setattr(watching, "MOST_WATCHERS", 0)
+    monkeypatch.setattr(watching, "MAX_WATCHERS", 0)
     with serving(Stage("shuffler.html", SHUFFLER["taking"]).app) as port, visit(chromium, port) as seen:
         seen.page.goto(f"http://127.0.0.1:{port}/")
         expect(seen.page.locator("#link")).to_have_attribute("data-link", "lost")
-        monkeypatch.setattr(watching, "MOST_WATCHERS", 32)
+        monkeypatch.setattr(watching, "MAX_WATCHERS", 32)
         expect(seen.page.locator("#link")).to_have_attribute("data-link", "live")
         assert all("503" in error for error in seen.errors)
 

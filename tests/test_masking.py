@@ -12,7 +12,7 @@ from scipy import stats
 from shufflerl.errors import InvalidInputError
 from shufflerl.network.node.reporting import randomize_episode
 from shufflerl.network.protocol import masking, wire
-from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, understand
+from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, parse_announcement
 from shufflerl.network.protocol.wire import ProblemError, Reason, Transport
 from shufflerl.network.shuffler.shuffler import Limits
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
@@ -54,7 +54,7 @@ def test_what_makes_no_sense_as_sums_is_refused() -> None:
     world = World(transport=Transport.sums)
     for changes in ({"users": 2**31}, {"excludable": 3}, {"transport": Transport.tags, "excludable": 1}):
         with pytest.raises(ProblemError) as refused:
-            understand(wire.encode(msgspec.structs.replace(world.announcement(), **changes)))
+            parse_announcement(wire.encode(msgspec.structs.replace(world.announcement(), **changes)))
         assert refused.value.reason == Reason.malformed
     with pytest.raises(InvalidInputError, match="expected 32"):
         masking.mask(b"short", 5, 2)

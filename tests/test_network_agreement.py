@@ -20,7 +20,7 @@ from shufflerl.mdp import Mixture, Problem
 from shufflerl.network.node import node
 from shufflerl.network.node.reporting import check_signatures, randomize_episode, within_support
 from shufflerl.network.protocol import agreement, wire
-from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, understand
+from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, parse_announcement
 from shufflerl.network.protocol.wire import OpenBatch, ProblemError, Reason, Signed, Transport
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate
@@ -38,11 +38,11 @@ def test_an_announcement_says_the_batch_and_nothing_is_lost(seed: int) -> None:
         batch = dataclasses.replace(batch, query=CountQuery(mdp.problem(50), [1], []))
     noise = mechanism(Budget(1.0, 1e-5), 0.9).noise(batch.query)
     said = agreement.announce(batch, noise, task=bytes(16), attempt=2, tag_key=bytes(32))
-    meaning = understand(wire.encode(said))
+    meaning = parse_announcement(wire.encode(said))
     assert meaning.batch == batch
     assert meaning.protocol.noise == noise
     assert meaning.protocol.users == 50
-    assert meaning.digest != understand(wire.encode(msgspec.structs.replace(said, attempt=3))).digest
+    assert meaning.digest != parse_announcement(wire.encode(msgspec.structs.replace(said, attempt=3))).digest
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_an_announcement_says_the_batch_and_nothing_is_lost(seed: int) -> None:
 def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
     world = World()
     with pytest.raises(ProblemError) as refused:
-        understand(wire.encode(msgspec.structs.replace(world.announcement(), **changes)))
+        parse_announcement(wire.encode(msgspec.structs.replace(world.announcement(), **changes)))
     assert refused.value.reason == Reason.malformed
 
 
@@ -77,7 +77,7 @@ def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
 def test_tables_too_large_are_refused_before_they_are_made(horizon: int, states: int, actions: int) -> None:
     said = msgspec.structs.replace(World().announcement(), horizon=horizon, states=states, actions=actions)
     with pytest.raises(ProblemError, match="expected at most 50,000,000"):
-        understand(wire.encode(said))
+        parse_announcement(wire.encode(said))
 
 
 @pytest.mark.parametrize("actions", [256, 65_536, 65_537])
@@ -89,7 +89,7 @@ def test_actions_are_two_bytes(actions: int) -> None:
         with pytest.raises(InvalidInputError, match="at most 65,536"):
             announced()
     else:
-        assert understand(wire.encode(announced())).batch == batch
+        assert parse_announcement(wire.encode(announced())).batch == batch
 
 
 def test_a_node_accepts_what_meets_its_terms() -> None:
@@ -147,7 +147,7 @@ def test_a_node_looks_at_noise_and_crowd_in_every_batch_and_attempt(
     relied_on = honest - excludable / users  # of all noise, as each adds as much
     mean = noise * NEEDED / max(relied_on, 0.01)
     world = World(users=users, transport=transport, excludable=excludable, noise_mean=mean)
-    meaning = understand(wire.encode(world.announcement(number, attempt)))
+    meaning = parse_announcement(wire.encode(world.announcement(number, attempt)))
     enough = crowd >= 5 and relied_on > 0 and noise >= 1
     with contextlib.nullcontext() if enough else pytest.raises(UnacceptableError, match="not take part"):
         terms(min_batch_size=5, honest_fraction=honest).check(meaning)
@@ -214,7 +214,7 @@ def test_every_attempt_at_every_batch_has_the_noise_that_was_announced(
 ) -> None:
     """The noise tags of 200 reports are Poisson in all; outside six deviations with probability 2e-9."""
     world = World(users=4, noise_mean=40.0, transport=transport)
-    meaning = understand(wire.encode(world.announcement(number, attempt)))
+    meaning = parse_announcement(wire.encode(world.announcement(number, attempt)))
     episode = Trajectories([[0, 1]], [[0, 1]], [[0, 1]])
     drawn = sum(len(randomize_episode(meaning, episode)) - 3 for _ in range(200))
     expected = 200 * 24 * 40.0 / 4
@@ -260,7 +260,7 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
     said = agreement.announce(
         batch, mechanism(Budget(1.0, 1e-5), 1.0).noise(batch.query), task=bytes(16), attempt=0, tag_key=bytes(32)
     )
-    meaning = understand(wire.encode(said))
+    meaning = parse_announcement(wire.encode(said))
     episode = Trajectories([[0, 2, 1]], [[0, 0, 0]], [[0, 1, 1]])
     with pytest.raises(InvalidInputError):
         meaning.protocol.query.tags(episode)

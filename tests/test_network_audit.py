@@ -34,7 +34,7 @@ from shufflerl.noise import PoissonNoise
 from shufflerl.privacy import audit as bench
 from shufflerl.privacy import protocol, randomness
 from shufflerl.privacy.accounting import Budget
-from shufflerl.privacy.audit import FEWEST_SAMPLES, audit
+from shufflerl.privacy.audit import MIN_SAMPLES, audit
 from shufflerl.privacy.mechanism import ShuffledPoisson
 from shufflerl.privacy.protocol import Protocol
 from tests.network_world import pretend_to_seal
@@ -54,7 +54,7 @@ def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too few transcripts for laws that are limits, enough for faults that are gross; and no crowd."""
-    monkeypatch.setattr(bench, "FEWEST_SAMPLES", FEW)
+    monkeypatch.setattr(bench, "MIN_SAMPLES", FEW)
     monkeypatch.setattr(bench, "CROWD", 8)
 
     def networks(path: cli.AuditPath) -> list[bench.System]:
@@ -259,7 +259,7 @@ def test_a_fault_planted_into_a_role_is_caught(
 @pytest.mark.parametrize("path", PATHS)
 def test_half_the_noise_of_many_users_alone_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     halved_rate(monkeypatch, least=1000)
-    monkeypatch.setattr(bench, "FEWEST_SAMPLES", FEW)
+    monkeypatch.setattr(bench, "MIN_SAMPLES", FEW)
     report = audit(CHEAP, samples=FEW, level=1e-6, system=Network(path))
     assert "crowd" in report.failures
     assert not {"noise law", "message counts"} & set(report.failures), str(report)
@@ -267,7 +267,7 @@ def test_half_the_noise_of_many_users_alone_is_caught(path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_roles_as_they_are_pass(path: Path) -> None:
-    report = audit(CHEAP, level=1e-5, samples=FEWEST_SAMPLES, system=Network(path))
+    report = audit(CHEAP, level=1e-5, samples=MIN_SAMPLES, system=Network(path))
     assert report.passed, str(report)
     assert len(report.tests) == 12
     assert (report.path, report.users) == (path, 4)

@@ -85,7 +85,7 @@ def test_bytes_that_wait_are_bounded(world: World, monkeypatch: pytest.MonkeyPat
     """While one upload waits for the disk, another that would be too much with it is sent away, and is not lost."""
     first, second = world.marked_report(1), world.marked_report(2)
     room = len(upload_of(first)) + len(upload_of(second)) - 1
-    monkeypatch.setattr(shuffler_app, "MOST_QUEUED_BYTES", room)
+    monkeypatch.setattr(shuffler_app, "MAX_QUEUED_BYTES", room)
     entered, leave = threading.Event(), threading.Event()
     upload = world.shuffler.upload
 

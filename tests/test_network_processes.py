@@ -22,7 +22,7 @@ import pytest
 
 from shufflerl.network import faults
 from shufflerl.network.protocol import wire
-from shufflerl.network.protocol.agreement import understand
+from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Signed, Upload
 from tests.network_processes import Crowd, Processes, processes
 from tests.test_network_store import left_of
@@ -187,7 +187,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     for batch in figures["batches"]:
         true, sent = (kept[which][batch["batch"]] for which in ("true", "sent"))
         noisy, said = rows[batch["batch"]]
-        query = understand(wire.decode(Signed, said).payload).batch.query  # a learner may leave counters out
+        query = parse_announcement(wire.decode(Signed, said).payload).batch.query  # a learner may leave counters out
         assert sum(true.values()) == query.touched_counters * batch["users"]
         assert sum(sent.values()) == batch["messages"]
         assert all(sent[tag] >= count for tag, count in true.items())

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shufflerl.network import faults
 from shufflerl.network.node.reporting import Checked, seal_report
 from shufflerl.network.protocol import crypto, masking, wire
-from shufflerl.network.protocol.agreement import understand
+from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Action, ProblemError, Reason, Report, State, Transport, Verdict
 from shufflerl.network.shuffler import summing
 from shufflerl.network.stores.store import BatchId, SQLiteStore
@@ -35,7 +35,7 @@ def report_of(world: World, tags: list[int], *, readable: bool = True) -> Report
     if not readable:
         stranger = crypto.new_box_key().public_key().public_bytes_raw()
         said = msgspec.structs.replace(checked.agreement.announcement, tag_key=stranger)
-        wrong = understand(wire.encode(said))
+        wrong = parse_announcement(wire.encode(said))
         object.__setattr__(wrong, "digest", checked.agreement.digest)
         checked = Checked(wrong, checked.envelope_key)
     return seal_report(checked, tags, world.mint())

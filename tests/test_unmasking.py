@@ -18,7 +18,7 @@ from shufflerl.network.coordinator.coordinator import Coordinator, Run, SpoiltSu
 from shufflerl.network.coordinator.opening import Opener
 from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
 from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
-from shufflerl.network.protocol.agreement import Agreement, understand
+from shufflerl.network.protocol.agreement import Agreement, parse_announcement
 from shufflerl.network.protocol.wire import Action, Exclusion, Opening, ProblemError, Signed, State, Transport
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import SQLiteStore
@@ -65,7 +65,7 @@ class System:
 
     @property
     def meaning(self) -> Agreement:
-        return understand(self.pending[2].payload)
+        return parse_announcement(self.pending[2].payload)
 
     def fill(self, *tampers: Tamper) -> IntArray:
         """Users fill the batch, the first of them tampered with; what all whose seed can be read have sent."""
@@ -336,7 +336,7 @@ def test_transports_by_cost() -> None:
 
 def test_what_all_would_refuse_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(agreement, "_MOST_NOISE", 1)
+        patch.setattr(agreement, "_MAX_NOISE", 1)
         with pytest.raises(ProblemError, match="noise tags; expected at most 1"):
             Coordinator(tmp_path, RUN)
     other = dataclasses.replace(RUN, seed=8)  # nothing was stored: the folder is free for another run
@@ -349,7 +349,7 @@ def test_auto_takes_what_is_cheaper_and_settings_are_checked(tmp_path: Path) -> 
         coordinator = Coordinator(tmp_path / run.transport, run)
         pending = coordinator.pending
         assert pending is not None
-        said = understand(pending[2].payload).announcement
+        said = parse_announcement(pending[2].payload).announcement
         assert said.transport == expected
         assert (said.excludable > 0) == (expected == Transport.sums)
         coordinator.close()

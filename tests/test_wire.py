@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network.node.reporting import check_signatures
 from shufflerl.network.protocol import crypto, masking, wire
-from shufflerl.network.protocol.agreement import understand
+from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey, UnsealError, VerifyKey
 from shufflerl.network.protocol.wire import (
     Announcement,
@@ -51,7 +51,7 @@ def test_the_announcement_of_the_page() -> None:
     said = Announcement(**{**shown, "policies": policies, "task": task, "tag_key": key, "transport": transport})
     assert wire.encode(said) == vector("announcement_encoded")
     assert wire.decode(Announcement, vector("announcement_encoded")) == said
-    meaning = understand(vector("announcement_encoded"))
+    meaning = parse_announcement(vector("announcement_encoded"))
     assert meaning.digest == vector("announcement_digest")
     assert meaning.tag_info == vector("tag_info")
     assert meaning.envelope_info(vector("report_id")) == vector("envelope_info")
@@ -110,7 +110,7 @@ def test_the_masked_vector_of_the_page() -> None:
     plain = wire.decode(Announcement, vector("announcement_encoded"))
     changes = {name: shown[name] for name in ("transport", "excludable")}
     assert said == msgspec.structs.replace(plain, **changes)
-    meaning = understand(part["announcement_encoded"])
+    meaning = parse_announcement(part["announcement_encoded"])
     assert meaning.digest == part["announcement_digest"]
     assert meaning.seed_info == part["seed_info"]
     assert meaning.word_bytes == shown["word_bytes"]

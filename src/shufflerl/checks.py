@@ -14,7 +14,7 @@ from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
 
 #: Tables of transitions above this size are refused before anything is allocated: a slip, not a problem to learn.
-MOST_BYTES = 4 * 2**30
+MAX_BYTES = 4 * 2**30
 
 #: How far a row of probabilities may be from summing to one before it is refused (rounding, not modelling).
 SUM_TOLERANCE = 1e-8
@@ -127,10 +127,10 @@ def probabilities(name: str, value: Any, shape: tuple[int, ...]) -> FloatArray:
 def table_size(horizon: int, states: int, actions: int, branching: int | None = None) -> None:
     """Refuse transitions that no memory would hold, with `branching` next states per (h, x, a), or all states."""
     needed = 8 * max(1, horizon - 1) * states * actions * (branching or states)
-    if needed > MOST_BYTES:
+    if needed > MAX_BYTES:
         raise InvalidInputError(
             f"{states:,} states, {actions:,} actions and {horizon:,} steps make a table of transitions of "
-            f"{needed / 2**30:,.0f} GiB; expected at most {MOST_BYTES / 2**30:.0f} GiB. Use fewer of them."
+            f"{needed / 2**30:,.0f} GiB; expected at most {MAX_BYTES / 2**30:.0f} GiB. Use fewer of them."
         )
 
 

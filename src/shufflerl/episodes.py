@@ -26,7 +26,7 @@ from shufflerl.privatizers.none import NoPrivacy
 
 #: Episodes per call, so that progress can be shown and interrupted, and numbers of noise to hold at once.
 LONGEST = 2048
-MOST_NOISE = 4_000_000
+MAX_NOISE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class EpisodeStretch:
         learner, mdp = self.learner, self.population.mdp
         every = Layout(mdp.layout.shape) if mdp.layout.rows else mdp.layout  # the learner's sums are tables of all
         count = min(learner.episodes_left, LONGEST, LONGEST if most is None else most)
-        count = max(1, min(count, MOST_NOISE // learner.query.size))
+        count = max(1, min(count, MAX_NOISE // learner.query.size))
         policies = np.empty((count, *learner.policy.shape), dtype=np.int32)
         policies[0] = learner.policy
         values = np.empty(count)

@@ -17,7 +17,7 @@ from shufflerl.counts import CountQuery
 from shufflerl.history import History
 from shufflerl.learners.stages import StageRecord
 from shufflerl.loop import Progress, learn
-from shufflerl.mdp import MDP, MOST_EPISODES
+from shufflerl.mdp import MAX_EPISODES, MDP
 from shufflerl.population import CountPopulation, Population, TrajectoryPopulation
 from shufflerl.privacy.certificate import Certificate
 
@@ -37,7 +37,7 @@ class Setting:
     privatizer_parameters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.whole("episodes", self.episodes, least=1, most=MOST_EPISODES)
+        checks.whole("episodes", self.episodes, least=1, most=MAX_EPISODES)
 
     def environment(self, seed: int) -> MDP | envs.GymSimulator:
         """The environment that a seed's run lives in."""

@@ -19,7 +19,7 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.layout import Layout
 
 #: More episodes than this would overflow the 64-bit counts.
-MOST_EPISODES = 10**18
+MAX_EPISODES = 10**18
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ class Problem:
     ) -> None:
         sizes = {"horizon": horizon, "n_states": n_states, "n_actions": n_actions, "episodes": episodes}
         for name, size in sizes.items():
-            most = MOST_EPISODES if name == "episodes" else None
+            most = MAX_EPISODES if name == "episodes" else None
             object.__setattr__(self, name, checks.whole(name, size, least=1, most=most))
         shape = (self.horizon - 1, self.n_states, self.n_actions)
         if not isinstance(support, Layout):

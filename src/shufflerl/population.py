@@ -10,11 +10,11 @@ from shufflerl import population_kernels as kernels
 from shufflerl.arrays import IntArray, PolicyArray
 from shufflerl.counts import Batch, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
-from shufflerl.mdp import MDP, MOST_EPISODES
+from shufflerl.mdp import MAX_EPISODES, MDP
 from shufflerl.seeding import Seed, stream
 
 #: More users than this, played one by one, are refused: their trajectories would fill the memory.
-MOST_PLAYED = 10**7
+MAX_PLAYED = 10**7
 
 
 class Population(Protocol):
@@ -52,9 +52,9 @@ class CountPopulation:
         """Draw the counts of batch.users independent episodes."""
         mdp, query, mixture = self.mdp, batch.query, batch.mixture
         mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
-        if batch.users > MOST_EPISODES:
+        if batch.users > MAX_EPISODES:
             raise InvalidInputError(
-                f"A batch of {batch.users} users is more than the {MOST_EPISODES:.0e} that can be drawn."
+                f"A batch of {batch.users} users is more than the {MAX_EPISODES:.0e} that can be drawn."
             )
         moves = np.zeros(mdp.layout.size, dtype=np.int64)
         pays = np.zeros((mdp.horizon, mdp.n_states, mdp.n_actions, 2), dtype=np.int64)
@@ -86,9 +86,9 @@ class TrajectoryPopulation:
     def trajectories(self, batch: Batch) -> Trajectories:
         """Let every user of the batch play its episode."""
         mixture = batch.mixture
-        if batch.users > MOST_PLAYED:
+        if batch.users > MAX_PLAYED:
             raise InvalidInputError(
-                f"A batch of {batch.users:,} users is more than the {MOST_PLAYED:,} that can play one by one; "
+                f"A batch of {batch.users:,} users is more than the {MAX_PLAYED:,} that can play one by one; "
                 "use CountPopulation, which draws their counts at once, or smaller batches."
             )
         if self.mdp is not None:

@@ -32,7 +32,7 @@ Results = Generator[Result, None, None]
 BACKENDS = ("loky", "ray")
 
 #: A pool whose workers died is replaced, unless this many in a row died before they gave a single result.
-MOST_LOST_POOLS = 3
+MAX_LOST_POOLS = 3
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _on_processes(cells: list[Cell], workers: int | None) -> Results:
                 del waiting[result.cell.key]
                 yield result
         except BrokenProcessPool as reason:
-            if fruitless >= MOST_LOST_POOLS:
+            if fruitless >= MAX_LOST_POOLS:
                 raise LostWorkersError(
                     f"Workers died {fruitless} times in a row before they gave a result, perhaps for lack of memory; "
                     f"use fewer workers. The last one: {reason}"

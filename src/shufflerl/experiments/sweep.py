@@ -20,7 +20,7 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.experiment import Setting, prepare
 from shufflerl.experiments.cells import Cell
 from shufflerl.learners import LEARNERS
-from shufflerl.mdp import MOST_EPISODES
+from shufflerl.mdp import MAX_EPISODES
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privatizers import PRIVATIZERS
 from shufflerl.registry import Registry, nearest
@@ -28,7 +28,7 @@ from shufflerl.registry import Registry, nearest
 DELTA = 1e-5
 
 #: A slip, not a sweep: refused before a list of so many is made.
-MOST_CELLS = 1_000_000
+MAX_CELLS = 1_000_000
 
 _KEYS = ("episodes", "seeds", "first_seed", "budgets", "environments", "learners", "privatizers")
 
@@ -97,7 +97,7 @@ def read(path: str | Path) -> list[Cell]:
         if key not in content:
             raise file.wrong(key, "is missing; every sweep needs it.")
     episodes = [
-        file.checked(where, checks.whole, "it", _integral(value), least=1, most=MOST_EPISODES)
+        file.checked(where, checks.whole, "it", _integral(value), least=1, most=MAX_EPISODES)
         for where, value in file.several("episodes", content["episodes"])
     ]
     environments = list(_choices(file, "environments", ENVIRONMENTS))
@@ -113,9 +113,9 @@ def read(path: str | Path) -> list[Cell]:
         for budget in ([None] if privatizer.name == "none" else budgets)
         for count in episodes
     ]
-    if len(combinations) * len(seeds) > MOST_CELLS:
+    if len(combinations) * len(seeds) > MAX_CELLS:
         raise file.wrong(
-            "seeds", f"they make {len(combinations) * len(seeds):,} cells; expected at most {MOST_CELLS:,}."
+            "seeds", f"they make {len(combinations) * len(seeds):,} cells; expected at most {MAX_CELLS:,}."
         )
     settings = [
         Setting(
@@ -169,7 +169,7 @@ def _seeds(file: _File, content: dict[str, Any]) -> list[int]:
         if "first_seed" in content:
             raise file.wrong("first_seed", "goes with a number of seeds, and seeds is a list; drop one of them.")
         return [file.checked(where, checks.whole, "it", seed, least=0) for where, seed in file.several("seeds", value)]
-    count = file.checked("seeds", checks.whole, "it", _integral(value), least=1, most=MOST_CELLS)
+    count = file.checked("seeds", checks.whole, "it", _integral(value), least=1, most=MAX_CELLS)
     first = file.checked("first_seed", checks.whole, "it", content.get("first_seed", 0), least=0)
     return list(range(first, first + count))
 

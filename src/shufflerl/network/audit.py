@@ -132,10 +132,10 @@ class _Run:
     @property
     def protocol(self) -> Protocol:
         """What was announced: the noise is what the coordinator says, not what anybody makes of it."""
-        said = self._invitation.coordinator_key.verify(Announcement, self._pending[2])
+        announcement = self._invitation.coordinator_key.verify(Announcement, self._pending[2])
         batch = self.coordinator.learner.next_batch()
         assert batch is not None
-        return Protocol(batch.query, said.users, PoissonNoise(said.noise_mean))
+        return Protocol(batch.query, announcement.users, PoissonNoise(announcement.noise_mean))
 
     def play(self, trajectories: Sequence[Trajectories]) -> Transcript:
         """One batch, from its announcement to what the learner is given."""
@@ -237,9 +237,9 @@ def _row(numbers: Iterable[int]) -> IntArray:
 
 def _unmasked(agreement: Agreement, vector: masking.Words, seeds: list[bytes]) -> IntArray:
     """The counts under these masks, as tags."""
-    counters, said = agreement.protocol.query.size, agreement.announcement
+    counters, announcement = agreement.protocol.query.size, agreement.announcement
     counts = vector - masking.sum_of_masks(seeds, counters, agreement.word_bytes)
-    if (counts > masking.most_count(said.users, said.noise_mean, counters)).any():
+    if (counts > masking.most_count(announcement.users, announcement.noise_mean, counters)).any():
         raise ContractError("A vector without its mask has larger counts than honest users raise.")
     return np.repeat(np.arange(counters), counts)
 

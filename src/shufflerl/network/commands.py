@@ -149,12 +149,12 @@ def invitation(
     at: Address = COORDINATOR,
 ) -> None:
     """Write all that nodes must know of a run to one file to hand out; both servers' signatures are checked first."""
-    said = _ask(at, "/v1/status")
+    status = _ask(at, "/v1/status")
     from shufflerl.network import roles
     from shufflerl.network.node.reporting import Invitation
 
     made = Invitation(
-        said["task"], shuffler or said["shuffler"], coordinator_key or said["coordinator_key"], shuffler_key
+        status["task"], shuffler or status["shuffler"], coordinator_key or status["coordinator_key"], shuffler_key
     )
     roles.try_invitation(made)
     made.save(file)
@@ -164,32 +164,34 @@ def status(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
     """Tell how a run is doing, and why a batch is not advancing."""
     from shufflerl.privacy.certificate import at_most
 
-    said = _ask(at, "/v1/status")
+    status = _ask(at, "/v1/status")
     if as_json:
-        typer.echo(json.dumps(said))
+        typer.echo(json.dumps(status))
         return
-    typer.echo(f"task      {said['task']}")
-    typer.echo(f"learner   {said['learner']}, {said['episodes_played']:,} of {said['episodes']:,} episodes played")
+    typer.echo(f"task      {status['task']}")
     typer.echo(
-        f"budget    epsilon {at_most(said['epsilon_spent'])} of {said['epsilon_budget']:g} spent, "
-        f"delta {said['delta']:g}"
+        f"learner   {status['learner']}, {status['episodes_played']:,} of {status['episodes']:,} episodes played"
     )
-    if said["transport"] is not None:
-        typer.echo(f"reports   travel as {said['transport']}; {said['transport_costs']}")
-    typer.echo(f"messages  {said['messages']:,} opened, {said['invalid_messages']:,} left out")
-    typer.echo(f"now       {said['why']}")
+    typer.echo(
+        f"budget    epsilon {at_most(status['epsilon_spent'])} of {status['epsilon_budget']:g} spent, "
+        f"delta {status['delta']:g}"
+    )
+    if status["transport"] is not None:
+        typer.echo(f"reports   travel as {status['transport']}; {status['transport_costs']}")
+    typer.echo(f"messages  {status['messages']:,} opened, {status['invalid_messages']:,} left out")
+    typer.echo(f"now       {status['why']}")
 
 
 def policy(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
     """Print the policy a run has deployed last."""
-    said = _ask(at, "/v1/policy")
+    policy = _ask(at, "/v1/policy")
     if as_json:
-        typer.echo(json.dumps(said))
+        typer.echo(json.dumps(policy))
         return
     from shufflerl.network.demo import policy_text
 
-    typer.echo(f"After {said['episodes_played']:,} episodes; rows are steps, columns states, entries actions.")
-    typer.echo(policy_text(said))
+    typer.echo(f"After {policy['episodes_played']:,} episodes; rows are steps, columns states, entries actions.")
+    typer.echo(policy_text(policy))
 
 
 def _ask(at: str, path: str) -> dict[str, Any]:
@@ -204,12 +206,12 @@ def _ask(at: str, path: str) -> dict[str, Any]:
     except httpx2.HTTPError as reason:
         raise StorageError(f"The coordinator at {at} does not answer ({reason}); is it running? See --at.") from None
     try:
-        said: dict[str, Any] = answer.json()
+        body: dict[str, Any] = answer.json()
         if answer.status_code != 200:
-            raise StorageError(f"The server at {at} refuses: {said['detail']}")
-        if "episodes_played" not in said:
+            raise StorageError(f"The server at {at} refuses: {body['detail']}")
+        if "episodes_played" not in body:
             raise LookupError
-        return said
+        return body
     except (ValueError, LookupError, TypeError):  # not JSON, or not what a coordinator says
         raise StorageError(f"What answers at {at} is no coordinator (status {answer.status_code}); see --at.") from None
 

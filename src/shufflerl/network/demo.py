@@ -83,8 +83,8 @@ class Role:
             self.process.wait()
             last = self.log.read_text(errors="replace").strip()[-500:]
             raise LostWorkersError(f"The {self.name} ended with code {self.process.returncode}. It last said: {last}")
-        said: dict[str, Any] = json.loads(line)
-        return said
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def stop(self) -> None:
         """Ask it to end, and see to it."""
@@ -193,12 +193,12 @@ def _watch(client: httpx2.Client, parts: dict[str, Any], *, quiet: bool) -> None
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("learning")
         while True:
-            said = client.get("/v1/status").json()
-            heard = said["shuffler_says"] or {}
-            extra = heard.get("accepted", 0) if heard.get("batch") == said["batch"] else 0
-            what = "done" if said["finished"] else f"batch {said['batch']}, {heard.get('state', 'announced')}"
-            bar.update(task, completed=said["episodes_played"] + extra, total=said["episodes"], description=what)
-            if said["finished"]:
+            status = client.get("/v1/status").json()
+            shuffler = status["shuffler_says"] or {}
+            extra = shuffler.get("accepted", 0) if shuffler.get("batch") == status["batch"] else 0
+            what = "done" if status["finished"] else f"batch {status['batch']}, {shuffler.get('state', 'announced')}"
+            bar.update(task, completed=status["episodes_played"] + extra, total=status["episodes"], description=what)
+            if status["finished"]:
                 return
             for name in ("shuffler", "coordinator", "fleet"):
                 code = parts[name].process.poll()
@@ -277,11 +277,11 @@ def _seen(figures: dict[str, Any]) -> str:
     """What the coordinator saw, by the transports that were used."""
     of = {how: [batch for batch in figures["batches"] if batch["transport"] == how] for how in ("tags", "sums")}
     messages = {how: f"{sum(batch['messages'] for batch in batches):,}" for how, batches in of.items()}
-    said = {
+    sentences = {
         "tags": f"{messages['tags']} messages in random order, true and noise alike",
         "sums": f"{messages['sums']} random seeds of masks in random order and {len(of['sums'])} sums",
     }
-    return "; ".join(said[how] for how, batches in of.items() if batches)
+    return "; ".join(sentences[how] for how, batches in of.items() if batches)
 
 
 def told(figures: dict[str, Any]) -> str:

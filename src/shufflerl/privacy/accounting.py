@@ -43,7 +43,7 @@ _TRUNCATION = 1e-16
 # Loss grid: this gap, unless that makes fewer or more than so many of one counter's loss deviation. Connecting the dots
 # widens the variance of each loss by (gap/deviation)^2 / 6 of it, at most 0.007%, and epsilon by half of that.
 _GAP = 1e-4
-_FEWEST_GAPS, _MOST_GAPS = 50, 200
+_MIN_GAPS, _MAX_GAPS = 50, 200
 # Outcomes closer than this part of the noise's deviation share one loss, the highest among them.
 _BLOCKS_PER_DEVIATION = 50_000
 # Relative error of an outcome's probability: 2e-9 from the midpoint rule inside a block, 9e-9 from summing logarithms.
@@ -349,7 +349,7 @@ def _composed(noise: PoissonNoise | BinomialNoise, losses: int) -> PrivacyLoss:
     """
     masses, down, up = _outcomes(noise)
     deviation = 1 / noise.sd
-    gap = min(max(_GAP, deviation / _MOST_GAPS), deviation / _FEWEST_GAPS)
+    gap = min(max(_GAP, deviation / _MAX_GAPS), deviation / _MIN_GAPS)
     composed = None
     for values in (down, up):
         pmf = _connected_dots(masses, values, gap)

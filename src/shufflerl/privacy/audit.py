@@ -43,7 +43,7 @@ from shufflerl.privacy.accounting import Budget, PrivacyLoss, calibrate_gaussian
 from shufflerl.privacy.protocol import Protocol
 
 #: Fewer transcripts than this of either batch, and the laws of the test statistics would be too far from their limits.
-FEWEST_SAMPLES = 100
+MIN_SAMPLES = 100
 #: Users of a batch unless told otherwise, and the fewest: one is replaced, the others stand by.
 USERS = 4
 #: Users of the one large batch that is played, as the noise on a counter must not depend on their number.
@@ -231,7 +231,7 @@ def audit(
     """
     started = time.perf_counter()
     system = InMemory() if system is None else system
-    samples = checks.whole("samples", system.samples if samples is None else samples, least=FEWEST_SAMPLES)
+    samples = checks.whole("samples", system.samples if samples is None else samples, least=MIN_SAMPLES)
     users = checks.whole("users", users, least=USERS)
     level = checks.real("level", level, above=0, below=1)
     share = level / _RANDOM_TESTS

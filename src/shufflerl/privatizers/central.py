@@ -23,7 +23,7 @@ from shufflerl.privacy.mechanism import CentralGaussian, ContinualGaussian, Toep
 from shufflerl.privatizers.base import AdditivePrivatizer, Service
 
 #: Noise of a whole run that is drawn at once may take this much memory.
-MOST_BYTES = 4 * 2**30
+MAX_BYTES = 4 * 2**30
 
 #: Noise is correlated over time for so many counters at once: what fits a processor's cache goes fastest.
 _TAGS_AT_A_TIME = 32
@@ -120,7 +120,7 @@ class CentralToeplitz(Continual):
     def _running_noise(self, first: int, count: int, size: int) -> FloatArray:
         if self._all is None:
             needed = 8 * self.batches * size
-            if needed > MOST_BYTES:
+            if needed > MAX_BYTES:
                 raise InvalidInputError(
                     f"Continual counting of {size:,} counters over {self.batches:,} batches would take "
                     f"{needed / 2**30:.1f} GiB; use the privatizer central-tree, which keeps a few rows."

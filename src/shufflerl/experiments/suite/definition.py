@@ -104,7 +104,7 @@ CONTENDERS: Mapping[str, Contender] = {
 #: than 20,000 only take longer; with it every plan is a release, and many releases are much noise in their sums.
 SCALES = (0.005, 0.02, 0.05, 0.2)
 PLANS = {20_000: (2_000, 500, 100, 30), 200_000: (5_000, 2_000, 500, 100)}
-MOST_PLANS = 20_000
+MAX_PLANS = 20_000
 
 #: The choice of (scale, plans) for each number of episodes and budget.
 UCBVI_TUNED: dict[int, dict[float | None, tuple[float, int]]] = {
@@ -160,7 +160,7 @@ def tuning_cells(episodes: int, seeds: int) -> list[Cell]:
         for environment in TUNING.values()
         for epsilon in BUDGETS
         for setting in [CONTENDERS["UCBVI-JDP"].setting(environment, epsilon, episodes)]
-        for plans in ((MOST_PLANS,) if epsilon is None else PLANS[episodes])
+        for plans in ((MAX_PLANS,) if epsilon is None else PLANS[episodes])
         for scale in SCALES
         for seed in range(FIRST_TUNING_SEED, last)
     ]

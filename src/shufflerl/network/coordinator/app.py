@@ -23,7 +23,7 @@ from shufflerl.network import faults, logs
 from shufflerl.network.coordinator.coordinator import Coordinator
 from shufflerl.network.coordinator.dashboard import learned
 from shufflerl.network.protocol import costs, wire
-from shufflerl.network.protocol.agreement import understand
+from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Action, BatchStatus, ProblemError, Reason, Signed, State, Transport
 from shufflerl.network.web import contact, http, openapi
 from shufflerl.network.web.owner import Owner
@@ -42,7 +42,7 @@ class CoordinatorServer:
         self._coordinator = self._owner.submit(make).result()  # in the thread that will use it
         self._poll = poll
         self._began, self._started = time.monotonic(), time.time()
-        self._heard: BatchStatus | None = None  # what the shuffler last said
+        self._shuffler_status: BatchStatus | None = None  # what the shuffler last said
         self._trouble: ProblemError | None = None
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(self))
@@ -121,7 +121,8 @@ class CoordinatorServer:
         if pending is None:
             return self._poll
         number, attempt, announcement = pending
-        if self._heard is None or (self._heard.batch, self._heard.attempt) != (number, attempt):
+        last = self._shuffler_status
+        if last is None or (last.batch, last.attempt) != (number, attempt):
             faults.reached("publish")
             answer = await self._ask(client, "/v1/announcements", announcement)
             logs.event("announced", batch=number, attempt=attempt)
@@ -129,30 +130,30 @@ class CoordinatorServer:
         else:
             answer = await client.get(f"/v1/tasks/{run.task.hex()}/status")
             _raise_problem(answer)
-        self._heard = heard = contact.status(answer)
-        if (heard.batch, heard.attempt) != (number, attempt):
-            self._heard = None  # the shuffler forgot the batch: announce it again
-        elif heard.state == State.aborted or (heard.state == State.released and heard.chunks == 0):
+        self._shuffler_status = status = contact.status(answer)
+        if (status.batch, status.attempt) != (number, attempt):
+            self._shuffler_status = None  # the shuffler forgot the batch: announce it again
+        elif status.state == State.aborted or (status.state == State.released and status.chunks == 0):
             await self._owner.run(run.reopen)
             logs.event("announced again", batch=number, attempt=attempt + 1)
-        elif heard.state == State.released:
+        elif status.state == State.released:
             released = time.monotonic()
             chunks = [
                 (await self._ask(client, "/v1/releases", run.command(number, attempt, Action.collect, chunk))).content
-                for chunk in range(heard.chunks)
+                for chunk in range(status.chunks)
             ]
             await self._owner.run(run.absorb, chunks)
             self._seal_to_release = None if self._open_at is None else released - self._open_at
             self._release_to_learned, self._open_at = time.monotonic() - released, None
-            logs.event("learned", batch=number, users=heard.users)
+            logs.event("learned", batch=number, users=status.users)
             return 0.0
-        elif heard.state in (State.open, State.sealed):
-            if heard.state == State.open:
+        elif status.state in (State.open, State.sealed):
+            if status.state == State.open:
                 self._open_at = time.monotonic()
             _raise_problem(await client.get("/readyz"))  # if its disk is in the way, tell that
-            if heard.state == State.sealed and understand(announcement.payload).transport == Transport.sums:
-                await self._exclude(client, number, attempt, heard.users)
-        elif heard.state in (State.scrubbed, State.finished):
+            if status.state == State.sealed and parse_announcement(announcement.payload).transport == Transport.sums:
+                await self._exclude(client, number, attempt, status.users)
+        elif status.state in (State.scrubbed, State.finished):
             raise ProblemError(
                 Reason.gone,
                 f"The shuffler has scrubbed batch {number}, from which this coordinator has not learned. Was its "
@@ -189,7 +190,7 @@ class CoordinatorServer:
 
     def _summary(self) -> dict[str, Any]:
         run, pending = self._coordinator, self._coordinator.pending
-        meaning = None if pending is None else understand(pending[2].payload)
+        meaning = None if pending is None else parse_announcement(pending[2].payload)
         learner, (batches, messages, invalid) = run.learner, run.tally()
         return {
             "task": run.task.hex(),
@@ -212,10 +213,10 @@ class CoordinatorServer:
 
     def describe(self) -> dict[str, Any]:
         """The run's status with what holds it up."""
-        heard = self._heard
+        status = self._shuffler_status
         return self._status | {
             "shuffler": self._address,
-            "shuffler_says": None if heard is None else msgspec.to_builtins(heard),
+            "shuffler_says": None if status is None else msgspec.to_builtins(status),
             "trouble": None if self._trouble is None else self._trouble.detail,
             "why": self._why(),
             "seconds": round(time.monotonic() - self._began, 1),
@@ -230,20 +231,23 @@ class CoordinatorServer:
 
     def _why(self) -> str:
         """Why the batch is not advancing, in a sentence."""
-        heard = self._heard
+        status = self._shuffler_status
         if self._trouble is not None:
             return f"The last step failed and is tried again: {self._trouble.detail}"
         if self._status["finished"]:
             return "The run is over: every episode was played."
-        if heard is None:
+        if status is None:
             return f"Batch {self._status['batch']} is being announced to the shuffler."
-        if heard.state == State.open:
-            more = f"; it was extended {heard.extensions} times" if heard.extensions else ""
+        if status.state == State.open:
+            more = f"; it was extended {status.extensions} times" if status.extensions else ""
             return (
-                f"Batch {heard.batch} waits for users: {heard.accepted:,} of {heard.users:,} reports are in, "
-                f"{heard.users - heard.accepted:,} are missing. In {_lasting(heard.seconds_left)} its time is up{more}."
+                f"Batch {status.batch} waits for users: {status.accepted:,} of {status.users:,} reports are in, "
+                f"{status.users - status.accepted:,} are missing. In {_lasting(status.seconds_left)} its time is "
+                f"up{more}."
             )
-        return f"Batch {heard.batch} is {heard.state}; its {heard.users:,} reports are being mixed, opened or counted."
+        return (
+            f"Batch {status.batch} is {status.state}; its {status.users:,} reports are being mixed, opened or counted."
+        )
 
     async def _show_status(self, _: Request) -> Response:
         return http.as_json(self.describe())

@@ -198,7 +198,7 @@ class Coordinator:
         if transport == Transport.sums:
             excludable = int(self.run.excludable * batch.users)
             noise = self.run.mechanism(excludable / batch.users).noise(batch.query)
-        said = agreement.announce(
+        announcement = agreement.announce(
             batch,
             noise,
             task=self._value("task"),
@@ -207,8 +207,8 @@ class Coordinator:
             transport=transport,
             excludable=excludable,
         )
-        signed = self.identity.sign(said)
-        agreement.understand(signed.payload)  # what everybody would refuse is not stored, and so not announced
+        signed = self.identity.sign(announcement)
+        agreement.parse_announcement(signed.payload)  # what everybody would refuse is not stored, and so not announced
         self._db.execute(
             "INSERT OR REPLACE INTO batches (number, attempt, users, announcement, key) VALUES (?, ?, ?, ?, ?)",
             (batch.index, attempt, batch.users, wire.encode(signed), key.private_bytes_raw()),
@@ -269,7 +269,7 @@ class Coordinator:
             raise ContractError("No batch is waiting for an answer; a release is learned from once.")
         number, _, signed = pending
         key = bytes(self._db.execute("SELECT key FROM batches WHERE number = ?", (number,)).fetchone()[0])
-        return number, agreement.understand(signed.payload), key
+        return number, agreement.parse_announcement(signed.payload), key
 
     def absorb(self, chunks: Iterable[bytes]) -> None:
         """Charge the ledger, then open the release of the pending batch, learn from it and announce the next."""
@@ -337,12 +337,12 @@ class Coordinator:
                 f"The sum of batch {number} has {len(sent)} bytes; expected {counters * size}. Is this its shuffler?"
             )
         counts = masking.words(sent, size) - self._opener.masks(each, counters, size)
-        said = meaning.announcement
-        most = masking.most_count(len(each), said.noise_mean, counters)
+        announcement = meaning.announcement
+        most = masking.most_count(len(each), announcement.noise_mean, counters)
         if (wrong := np.flatnonzero(counts > most)).size:
             self.reopen()
             raise SpoiltSumError(
-                f"Counter {wrong[0]} of batch {number}, attempt {said.attempt}, is {counts[wrong[0]]:,} modulo "
+                f"Counter {wrong[0]} of batch {number}, attempt {announcement.attempt}, is {counts[wrong[0]]:,} modulo "
                 f"2^{8 * size}; {len(each):,} honest users raise it to {most:,} at most. At least one of them was not "
                 "honest, and nobody can tell which. Nothing was learned; the batch is asked again of other users. If "
                 'this goes on, use transport = "tags".'
@@ -354,8 +354,8 @@ class Coordinator:
 
         Another attempt is made by other users, and is another release.
         """
-        said = meaning.announcement
-        name = f"batch {said.batch}" + (f", attempt {said.attempt}" if said.attempt else "")
+        announcement = meaning.announcement
+        name = f"batch {announcement.batch}" + (f", attempt {announcement.attempt}" if announcement.attempt else "")
         if name not in self.ledger.releases:
             faults.reached("ledger")
             honest = meaning.honest_noise(self.run.honest_fraction, excluded)
@@ -388,7 +388,7 @@ class Coordinator:
         )
         records = []
         for signed, noisy, messages, invalid in rows:
-            meaning = agreement.understand(wire.decode(Signed, signed).payload)
+            meaning = agreement.parse_announcement(wire.decode(Signed, signed).payload)
             batch, noise = _counted(meaning, 0 if meaning.transport == Transport.tags else invalid)
             values, spans = np.frombuffer(noisy).copy(), self._spans(meaning, batch)
             records.append(BatchRecord(batch, meaning.transport, noise, values, spans, messages, invalid))
@@ -461,6 +461,6 @@ def _differences(old: str, new: str) -> str:
 
 def _settings(identity: str) -> dict[str, Any]:
     """What `Run.identity` holds, by the names that the settings have."""
-    said = json.loads(identity)
-    parameters = {f"learner_parameters.{name}": value for name, value in said.pop("parameters").items()}
-    return {**said.pop("problem"), **parameters, **said}
+    settings = json.loads(identity)
+    parameters = {f"learner_parameters.{name}": value for name, value in settings.pop("parameters").items()}
+    return {**settings.pop("problem"), **parameters, **settings}

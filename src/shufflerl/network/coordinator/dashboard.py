@@ -9,7 +9,7 @@ from typing import Any
 from shufflerl.network.coordinator.coordinator import Coordinator
 
 #: States of the policy and batches of the chart that a page is sent.
-MOST_STATES, MOST_POINTS = 100, 200
+MAX_STATES, MAX_POINTS = 100, 200
 
 
 def learned(run: Coordinator) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def learned(run: Coordinator) -> dict[str, Any]:
         "switches": sum(one["switched"] for one in outcomes),
         "changed_actions": outcomes[-1]["changed_actions"] if outcomes else None,
         "estimate": None if view.estimate is None else asdict(view.estimate),
-        "history": points[:: -max(1, -(-len(points) // MOST_POINTS))][::-1],
+        "history": points[:: -max(1, -(-len(points) // MAX_POINTS))][::-1],
         "policy": _policy(run),
     }
 
@@ -42,6 +42,6 @@ def _policy(run: Coordinator) -> dict[str, Any]:
         "states": problem.n_states,
         "actions": problem.n_actions,
         "policies": len(mixture.weights),
-        "action": action[:, :MOST_STATES].tolist(),
-        "share": share[:, :MOST_STATES].round(4).tolist(),
+        "action": action[:, :MAX_STATES].tolist(),
+        "share": share[:, :MAX_STATES].round(4).tolist(),
     }

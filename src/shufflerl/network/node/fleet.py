@@ -117,14 +117,14 @@ class Fleet:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._pool, check, self._env, self._parameters, batch, self._invitation)
         await asyncio.to_thread(self._terms.check, agreement)
-        said = agreement.announcement
+        announcement = agreement.announcement
         self._ledger.record_all([self._charge_name(node) for node in nodes], charge(self._terms, agreement))
 
         async def take_part(node: str) -> None:
             report = await loop.run_in_executor(
                 self._pool, compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
             )
-            parcel = Parcel(node, said.task, said.batch, said.attempt, report)
+            parcel = Parcel(node, announcement.task, announcement.batch, announcement.attempt, report)
             await self._kept.submit(parcel)
             await self._deliver(client, parcel, progress)
 

@@ -155,9 +155,9 @@ class Node:
 
     def _prepare(self, checked: Checked) -> Parcel:
         """Take part; the report is on disk before it is sent."""
-        said = checked.agreement.announcement
+        announcement = checked.agreement.announcement
         report = take_part(self._env, checked, self._terms, self._token, self._ledger)
-        parcel = Parcel(self._name, said.task, said.batch, said.attempt, wire.encode(report))
+        parcel = Parcel(self._name, announcement.task, announcement.batch, announcement.attempt, wire.encode(report))
         self._outbox.put([parcel])
         return parcel
 

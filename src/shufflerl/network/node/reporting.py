@@ -24,7 +24,7 @@ from shufflerl.arrays import IntArray, PolicyArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network.protocol import crypto, masking, wire
-from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, understand
+from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, parse_announcement
 from shufflerl.network.protocol.crypto import VerifyKey
 from shufflerl.network.protocol.wire import Announcement, OpenBatch, Opening, ProblemError, Report, Transport
 from shufflerl.privacy import randomness
@@ -128,14 +128,14 @@ class Checked:
 def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
     """The batch, if coordinator and shuffler both signed it and it is of the run the node was invited to."""
     try:
-        said = invitation.coordinator_key.verify(Announcement, batch.announcement)
+        announcement = invitation.coordinator_key.verify(Announcement, batch.announcement)
         opening = invitation.shuffler_key.verify(Opening, batch.opening)
     except ProblemError as problem:
         raise ProblemError(problem.reason, f"{problem.detail} Check both keys in the invitation.") from None
-    for key in (said.tag_key, opening.envelope_key):
+    for key in (announcement.tag_key, opening.envelope_key):
         crypto.check_box_key(key)
-    agreement = understand(batch.announcement.payload)
-    if said.task != invitation.task or opening.announcement != agreement.digest:
+    agreement = parse_announcement(batch.announcement.payload)
+    if announcement.task != invitation.task or opening.announcement != agreement.digest:
         raise UnacceptableError(
             "The shuffler offers a batch of another run, or a key made for another batch; this node does not take "
             "part. Check the task in its invitation."

@@ -29,9 +29,9 @@ if TYPE_CHECKING:  # the accountant is large; those who only read announcements 
     from shufflerl.privacy.mechanism import ShuffledPoisson
 
 # Tables beyond this are refused before anything is built from an announcement.
-_MOST_CELLS = 50_000_000
+_MAX_CELLS = 50_000_000
 # Noise tags that one user draws; more would take gigabytes, whether they are sent one by one or only counted.
-_MOST_NOISE = 20_000_000
+_MAX_NOISE = 20_000_000
 
 
 class UnacceptableError(ShuffleRLError):
@@ -50,19 +50,19 @@ class Agreement:
     @functools.cached_property
     def tag_info(self) -> bytes:
         """The context of a sealed tag."""
-        said = self.announcement
-        return crypto.tag_info(said.task, said.batch, said.attempt, self.digest)
+        announcement = self.announcement
+        return crypto.tag_info(announcement.task, announcement.batch, announcement.attempt, self.digest)
 
     @functools.cached_property
     def seed_info(self) -> bytes:
         """The context of a sealed seed."""
-        said = self.announcement
-        return crypto.seed_info(said.task, said.batch, said.attempt, self.digest)
+        announcement = self.announcement
+        return crypto.seed_info(announcement.task, announcement.batch, announcement.attempt, self.digest)
 
     def envelope_info(self, report_id: bytes) -> bytes:
         """The context of the envelope of this report."""
-        said = self.announcement
-        return crypto.envelope_info(said.task, said.batch, said.attempt, self.digest, report_id)
+        announcement = self.announcement
+        return crypto.envelope_info(announcement.task, announcement.batch, announcement.attempt, self.digest, report_id)
 
     @functools.cached_property
     def most_messages(self) -> int:
@@ -89,14 +89,14 @@ class Agreement:
 
         All reports that are excluded from a sum are taken to be honest ones, whose noise goes with them.
         """
-        said = self.announcement
-        return PoissonNoise(said.noise_mean * (honest_fraction - excluded / said.users))
+        announcement = self.announcement
+        return PoissonNoise(announcement.noise_mean * (honest_fraction - excluded / announcement.users))
 
     @functools.cached_property
     def word_bytes(self) -> int:
         """Bytes of a counter in a masked vector."""
-        said = self.announcement
-        return masking.word_bytes(said.users, said.noise_mean, self.protocol.query.size)
+        announcement = self.announcement
+        return masking.word_bytes(announcement.users, announcement.noise_mean, self.protocol.query.size)
 
     @property
     def _vector_bytes(self) -> int:
@@ -155,45 +155,56 @@ def announce(
 
 
 @functools.lru_cache(maxsize=64)
-def understand(payload: bytes) -> Agreement:
+def parse_announcement(payload: bytes) -> Agreement:
     """The meaning of a signed announcement's bytes; a problem if it has none."""
-    said = wire.decode(Announcement, payload)
+    announcement = wire.decode(Announcement, payload)
     try:
-        return _understood(said, payload)
+        return _parse(announcement, payload)
     except (InvalidInputError, ValueError, ArithmeticError) as reason:
         raise ProblemError(
-            Reason.malformed, f"The announcement of batch {said.batch} makes no sense: {reason}"
+            Reason.malformed, f"The announcement of batch {announcement.batch} makes no sense: {reason}"
         ) from None
 
 
-def _understood(said: Announcement, payload: bytes) -> Agreement:
-    cells = said.horizon * said.states * said.actions * said.states
-    if max(cells, len(said.policies)) > _MOST_CELLS:
-        raise InvalidInputError(f"It has {cells:,} counters; expected at most {_MOST_CELLS:,}.")
+def _parse(announcement: Announcement, payload: bytes) -> Agreement:
+    cells = announcement.horizon * announcement.states * announcement.actions * announcement.states
+    if max(cells, len(announcement.policies)) > _MAX_CELLS:
+        raise InvalidInputError(f"It has {cells:,} counters; expected at most {_MAX_CELLS:,}.")
     support: BoolArray | None = None
-    if said.support is not None:
-        shape = (said.horizon - 1, said.states, said.actions, said.states)
-        packed = np.frombuffer(said.support, dtype=np.uint8)
+    if announcement.support is not None:
+        shape = (announcement.horizon - 1, announcement.states, announcement.actions, announcement.states)
+        packed = np.frombuffer(announcement.support, dtype=np.uint8)
         if len(packed) != -(-math.prod(shape) // 8):
             raise InvalidInputError(f"Its support has {len(packed)} bytes; expected one bit per transition.")
         support = np.unpackbits(packed, count=math.prod(shape)).astype(np.bool_).reshape(shape)
-    policies = np.frombuffer(said.policies, dtype="<u2").reshape(-1, said.horizon, said.states).astype(np.int32)
-    mixture = Mixture(policies, said.weights)
-    problem = Problem(said.horizon, said.states, said.actions, said.users, support=support)
-    query = CountQuery(problem, said.transition_steps, said.reward_steps)
-    batch = Batch(said.batch, said.users, mixture, query)
-    if said.excludable > (said.users - 1 if said.transport == Transport.sums else 0):
+    policies = (
+        np.frombuffer(announcement.policies, dtype="<u2")
+        .reshape(-1, announcement.horizon, announcement.states)
+        .astype(np.int32)
+    )
+    mixture = Mixture(policies, announcement.weights)
+    problem = Problem(
+        announcement.horizon, announcement.states, announcement.actions, announcement.users, support=support
+    )
+    query = CountQuery(problem, announcement.transition_steps, announcement.reward_steps)
+    batch = Batch(announcement.batch, announcement.users, mixture, query)
+    if announcement.excludable > (announcement.users - 1 if announcement.transport == Transport.sums else 0):
         raise InvalidInputError(
-            f"It may exclude {said.excludable} of {said.users} users; of sums somebody must be left, of tags nobody is "
-            "excluded."
+            f"It may exclude {announcement.excludable} of {announcement.users} users; of sums somebody must be left, "
+            "of tags nobody is excluded."
         )
-    protocol = Protocol(query, said.users, PoissonNoise(said.noise_mean), 1 - said.excludable / said.users)
-    if (noise := protocol.rate * query.size) > _MOST_NOISE:
+    protocol = Protocol(
+        query,
+        announcement.users,
+        PoissonNoise(announcement.noise_mean),
+        1 - announcement.excludable / announcement.users,
+    )
+    if (noise := protocol.rate * query.size) > _MAX_NOISE:
         raise InvalidInputError(
-            f"Each of its {said.users:,} users would draw about {float(noise):,.0f} noise tags; expected at most "
-            f"{_MOST_NOISE:,}. Ask more users at once, or allow a larger epsilon."
+            f"Each of its {announcement.users:,} users would draw about {float(noise):,.0f} noise tags; expected at "
+            f"most {_MAX_NOISE:,}. Ask more users at once, or allow a larger epsilon."
         )
-    agreement = Agreement(said, crypto.digest(payload), batch, protocol)
+    agreement = Agreement(announcement, crypto.digest(payload), batch, protocol)
     _ = agreement.envelope_bytes  # of sums that could wrap, and of noise that is too small a number, there is no length
     return agreement
 
@@ -226,38 +237,39 @@ class Terms:
 
     def honest_noise(self, agreement: Agreement) -> PoissonNoise:
         """The noise that will be on every counter if only the honest add theirs and as many as may be are excluded."""
-        said = agreement.announcement
-        if self.honest_fraction <= said.excludable / said.users:
+        announcement = agreement.announcement
+        if self.honest_fraction <= announcement.excludable / announcement.users:
             raise UnacceptableError(
-                f"Of batch {said.batch}'s {said.users} users {said.excludable} may be excluded; this node relies on "
-                f"the noise of {self.honest_fraction:g} of them, of which none need be left. It does not take part."
+                f"Of batch {announcement.batch}'s {announcement.users} users {announcement.excludable} may be "
+                f"excluded; this node relies on the noise of {self.honest_fraction:g} of them, of which none need be "
+                "left. It does not take part."
             )
-        return agreement.honest_noise(self.honest_fraction, said.excludable)
+        return agreement.honest_noise(self.honest_fraction, announcement.excludable)
 
     def check(self, agreement: Agreement) -> None:
         """Refuse a batch that gives less privacy than these terms ask for."""
         from shufflerl.privacy.accounting import privacy_loss
 
-        said, changed = agreement.announcement, agreement.protocol.query.changed_counters
+        announcement, changed = agreement.announcement, agreement.protocol.query.changed_counters
         if agreement.crowd < self.min_batch_size:
-            less = f" less {said.excludable} that may be excluded" if said.excludable else ""
+            less = f" less {announcement.excludable} that may be excluded" if announcement.excludable else ""
             raise UnacceptableError(
-                f"Batch {said.batch} mixes {said.users} users{less}; this node was told to accept no fewer than "
-                f"{self.min_batch_size} (min_batch_size). It does not take part."
+                f"Batch {announcement.batch} mixes {announcement.users} users{less}; this node was told to accept no "
+                f"fewer than {self.min_batch_size} (min_batch_size). It does not take part."
             )
         if agreement.most_messages > self.most_messages:
             raise UnacceptableError(
-                f"Batch {said.batch} may take {agreement.most_messages:,} messages from one node; this one was told to "
-                f"send no more than {self.most_messages:,} (most_messages). It does not take part."
+                f"Batch {announcement.batch} may take {agreement.most_messages:,} messages from one node; this one "
+                f"was told to send no more than {self.most_messages:,} (most_messages). It does not take part."
             )
         delta = privacy_loss(self.honest_noise(agreement), changed).delta(self.budget.epsilon)
         if delta > self.budget.delta:
-            share = said.excludable / said.users
+            share = announcement.excludable / announcement.users
             needed = mechanism(self.budget, self.honest_fraction, share).noise(agreement.protocol.query)
-            less = f" less {said.excludable} excluded" if said.excludable else ""
+            less = f" less {announcement.excludable} excluded" if announcement.excludable else ""
             raise UnacceptableError(
-                f"Batch {said.batch} has noise of mean {said.noise_mean:g} on each counter, of which the honest "
-                f"{self.honest_fraction:g}{less} suffice for delta {delta:.3g} at epsilon {self.budget.epsilon:g}; "
-                f"this node was told to accept no more than {self.budget.delta:g}. It does not take part; the "
-                f"coordinator must announce a mean of at least {needed.mean:.6g}."
+                f"Batch {announcement.batch} has noise of mean {announcement.noise_mean:g} on each counter, of which "
+                f"the honest {self.honest_fraction:g}{less} suffice for delta {delta:.3g} at epsilon "
+                f"{self.budget.epsilon:g}; this node was told to accept no more than {self.budget.delta:g}. It does "
+                f"not take part; the coordinator must announce a mean of at least {needed.mean:.6g}."
             )

@@ -27,13 +27,13 @@ from shufflerl.network.web.owner import Owner
 from shufflerl.network.web.watching import Watching
 
 #: Uploads that may wait for the disk; more are sent away to try again.
-MOST_QUEUED = 20_000
+MAX_QUEUED = 20_000
 #: Bytes of them.
-MOST_QUEUED_BYTES = 256 * 2**20
+MAX_QUEUED_BYTES = 256 * 2**20
 #: Seconds between looks at the clock.
 TICK = 1.0
 #: Bytes of an announcement or command.
-MOST_COMMAND = 64 * 2**20
+MAX_COMMAND = 64 * 2**20
 
 
 class ShufflerServer:
@@ -118,7 +118,7 @@ class ShufflerServer:
             self._queued_bytes -= len(body)
 
     def _check_queue(self, more: int) -> None:
-        if self._uploads.queued >= MOST_QUEUED or self._queued_bytes + more > MOST_QUEUED_BYTES:
+        if self._uploads.queued >= MAX_QUEUED or self._queued_bytes + more > MAX_QUEUED_BYTES:
             raise ProblemError(Reason.busy, "Too many uploads wait for the disk; send the same bytes again later.")
 
     async def _commit(self, group: list[tuple[bytes, Upload]]) -> list[list[Outcome]]:
@@ -219,4 +219,4 @@ def _task(request: Request) -> bytes:
 
 
 async def _signed(request: Request) -> Signed:
-    return wire.decode(Signed, await http.read_body(request, MOST_COMMAND))
+    return wire.decode(Signed, await http.read_body(request, MAX_COMMAND))

@@ -26,7 +26,7 @@ from shufflerl import checks
 from shufflerl.errors import ContractError, StorageError
 from shufflerl.network import faults
 from shufflerl.network.protocol import crypto, wire
-from shufflerl.network.protocol.agreement import Agreement, understand
+from shufflerl.network.protocol.agreement import Agreement, parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey, VerifyKey
 from shufflerl.network.protocol.wire import (
     Announcement,
@@ -112,21 +112,21 @@ class Shuffler:
 
     def announce(self, signed: Signed) -> BatchStatus:
         """Open the batch of a signed announcement. Asked again, it says how that batch is doing."""
-        said = self._coordinator.verify(Announcement, signed)
-        agreement = understand(signed.payload)
-        id = BatchId(said.task, said.batch, said.attempt)
+        announcement = self._coordinator.verify(Announcement, signed)
+        agreement = parse_announcement(signed.payload)
+        id = BatchId(announcement.task, announcement.batch, announcement.attempt)
         if (there := self._store.get(id)) is None:
-            last = self._store.latest(said.task)
-            self._check_order(said, last)
+            last = self._store.latest(announcement.task)
+            self._check_order(announcement, last)
             self._check_limits(agreement)
-            if last is not None and last.state == State.released and last.id.number == said.batch:
+            if last is not None and last.state == State.released and last.id.number == announcement.batch:
                 self._unerased = True  # as in `scrub`
                 self._store.scrub(last.id)  # announced again, so it was of no use
             key = crypto.new_box_key()
             opening = Opening(announcement=agreement.digest, envelope_key=key.public_key().public_bytes_raw())
             row = BatchRow(
                 id=id,
-                users=said.users,
+                users=announcement.users,
                 announcement=wire.encode(signed),
                 opening=wire.encode(self._identity.sign(opening)),
                 deadline=self._clock() + self._limits.timeout,
@@ -134,11 +134,12 @@ class Shuffler:
             there = self._store.create(row, key.private_bytes_raw())
         if wire.decode(Signed, there.announcement).payload != signed.payload:
             raise ProblemError(
-                Reason.conflict, f"Batch {said.batch} was announced with other contents; a batch is announced once."
+                Reason.conflict,
+                f"Batch {announcement.batch} was announced with other contents; a batch is announced once.",
             )
         return self._status(there)
 
-    def _check_order(self, said: Announcement, last: BatchRow | None) -> None:
+    def _check_order(self, announcement: Announcement, last: BatchRow | None) -> None:
         """One batch at a time, each after the one before, so that no user's run is split into smaller crowds."""
         if last is None:
             wanted = (0, 0)
@@ -150,27 +151,28 @@ class Shuffler:
             wanted = (last.id.number, last.id.attempt + 1)
         elif last.state in (State.released, State.scrubbed):
             # A sum may have been withheld or spoilt; the batch is then asked again, of users who have not taken part.
-            again = said.batch == last.id.number and self._meaning(last).transport == Transport.sums
+            again = announcement.batch == last.id.number and self._meaning(last).transport == Transport.sums
             wanted = (last.id.number, last.id.attempt + 1) if again else (last.id.number + 1, 0)
         else:
             raise ProblemError(
                 Reason.conflict, f"Batch {last.id.number} is {last.state}; the next one is announced after its release."
             )
-        if (said.batch, said.attempt) != wanted:
+        if (announcement.batch, announcement.attempt) != wanted:
             raise ProblemError(
                 Reason.conflict,
-                f"Batch {said.batch}, attempt {said.attempt}, was announced; batch {wanted[0]}, attempt {wanted[1]}, "
-                "comes next.",
+                f"Batch {announcement.batch}, attempt {announcement.attempt}, was announced; batch {wanted[0]}, "
+                f"attempt {wanted[1]}, comes next.",
             )
 
     def _check_limits(self, agreement: Agreement) -> None:
-        said = agreement.announcement
+        announcement = agreement.announcement
         if agreement.crowd < self._limits.min_batch_size:
-            less = f", of whom {said.excludable} may be excluded" if said.excludable else ""
+            less = f", of whom {announcement.excludable} may be excluded" if announcement.excludable else ""
             raise ProblemError(
                 Reason.below_minimum,
-                f"The batch asks {said.users} users{less}; this shuffler mixes at least {self._limits.min_batch_size} "
-                "(min_batch_size). Begin a run whose learner asks more (parameter `first` or `batch`), or mix fewer.",
+                f"The batch asks {announcement.users} users{less}; this shuffler mixes at least "
+                f"{self._limits.min_batch_size} (min_batch_size). Begin a run whose learner asks more (parameter "
+                "`first` or `batch`), or mix fewer.",
             )
         if agreement.most_messages > self._limits.most_messages:
             raise ProblemError(
@@ -191,13 +193,13 @@ class Shuffler:
 
     def exclude(self, signed: Signed) -> BatchStatus:
         """Be told which seeds cannot be opened; once, the first stands. What is left is summed at the next look."""
-        said = self._coordinator.verify(Exclusion, signed)
-        batch = self._found(BatchId(said.task, said.batch, said.attempt))
+        exclusion = self._coordinator.verify(Exclusion, signed)
+        batch = self._found(BatchId(exclusion.task, exclusion.batch, exclusion.attempt))
         if self._meaning(batch).transport != Transport.sums:
-            raise ProblemError(Reason.conflict, f"Batch {said.batch} is of tags, of which none is excluded.")
+            raise ProblemError(Reason.conflict, f"Batch {exclusion.batch} is of tags, of which none is excluded.")
         if batch.state in (State.open, State.sealed):  # later it is known to have been said
             try:
-                summing.exclude(self._store, batch.id, batch.users, said.positions)
+                summing.exclude(self._store, batch.id, batch.users, exclusion.positions)
             except ContractError as reason:  # released just now, by another process
                 raise ProblemError(Reason.conflict, str(reason)) from None
         return self._status(self._found(batch.id))
@@ -373,7 +375,7 @@ class Shuffler:
         return [self._status(batch) for batch in self._store.unfinished()]
 
     def _meaning(self, batch: BatchRow) -> Agreement:
-        return understand(wire.decode(Signed, batch.announcement).payload)
+        return parse_announcement(wire.decode(Signed, batch.announcement).payload)
 
     def _load_key(self, id: BatchId) -> X25519PrivateKey | None:
         raw = self._store.key(id)

@@ -97,8 +97,8 @@ def exclude(store: Store, id: BatchId, users: int, positions: list[int]) -> None
         raise ProblemError(Reason.malformed, f"The positions are not increasing numbers below {users}.")
     if not _offered(store, id, users):
         raise ProblemError(Reason.not_released, f"The seeds of batch {id.number} have not been handed over yet.")
-    said = msgspec.msgpack.encode(positions)
-    if store.keep(id, "exclusion", said) != said:
+    encoded = msgspec.msgpack.encode(positions)
+    if store.keep(id, "exclusion", encoded) != encoded:
         raise ProblemError(
             Reason.conflict,
             f"What batch {id.number} excludes was said before, and otherwise; the first stands, as two sums of "

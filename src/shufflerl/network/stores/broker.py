@@ -190,11 +190,11 @@ class Broker:
         async def page() -> bool:
             """Read on; whether there is more."""
             answer = await self._client.request("$JS.API.STREAM.NAMES", b'{"offset": %d}' % len(found), ANSWER)
-            said = json.loads(answer.data)
-            if "error" in said:
-                raise APIError(**said["error"])
-            found.extend(said["streams"] or [])
-            return bool(said["streams"]) and len(found) < said["total"]
+            page = json.loads(answer.data)
+            if "error" in page:
+                raise APIError(**page["error"])
+            found.extend(page["streams"] or [])
+            return bool(page["streams"]) and len(found) < page["total"]
 
         while await self.insist(page):
             pass
@@ -204,10 +204,10 @@ class Broker:
         """The number of the stream's last message, as its leader knows it."""
 
         async def ask() -> int:
-            said = await self._jetstream.stream_info(stream)
-            if said.cluster is None or not said.cluster.leader:  # a server that led answers on, and knows nothing new
+            info = await self._jetstream.stream_info(stream)
+            if info.cluster is None or not info.cluster.leader:  # a server that led answers on, and knows nothing new
                 raise APIError(code=503, description="no leader")
-            return int(said.state.last_seq)
+            return int(info.state.last_seq)
 
         return await self.insist(ask, over)
 

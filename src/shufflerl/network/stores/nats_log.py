@@ -23,7 +23,7 @@ from shufflerl.network.protocol.wire import REPORT_ID_BYTES, Reason, State
 from shufflerl.network.stores.broker import Broker, Follower, GoneError, Headers, Stored
 
 #: Reports in one record: their ids go into its headers, of which a server takes 64 KB.
-MOST_REPORTS = 1_000
+MAX_REPORTS = 1_000
 _IDS, _CLOSED, _RECORD = "Shufflerl-Ids", "Shufflerl-Closed", "Shufflerl-Record"
 _DIGEST_BYTES = 8
 _PAIR_BYTES = REPORT_ID_BYTES + _DIGEST_BYTES
@@ -126,7 +126,7 @@ class Log:
         size = 0
         for report in reports:
             length = len(report[1]) + 8
-            if record and (len(record) == MOST_REPORTS or size + length > self._broker.largest):
+            if record and (len(record) == MAX_REPORTS or size + length > self._broker.largest):
                 yield record
                 record, size = [], 0
             record.append(report)

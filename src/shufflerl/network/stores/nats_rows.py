@@ -49,7 +49,7 @@ class Rows:
         self._stream = stream
         self._finished = finished
         self._rows: dict[BatchId, tuple[int, Row]] = {}
-        self._said: dict[BatchId, tuple[bytes, bytes]] = {}
+        self._papers: dict[BatchId, tuple[bytes, bytes]] = {}
         self._fresh_at = 0.0
         self._begun = False
 
@@ -74,7 +74,7 @@ class Rows:
 
     def shown(self, id: BatchId, state: State, accepted: int) -> BatchRow:
         """A row for those who ask the store."""
-        row, (announcement, opening) = self.known(id), self._said[id]
+        row, (announcement, opening) = self.known(id), self._papers[id]
         counts = (accepted, row.chunks, row.extensions)
         return BatchRow(id, row.users, announcement, opening, row.deadline, state, *counts)
 
@@ -101,8 +101,8 @@ class Rows:
 
     async def create(self, id: BatchId, row: Row, announcement: bytes, opening: bytes) -> None:
         """Store a row unless there is one. The announcement comes first, so that no row is without."""
-        said = msgspec.msgpack.encode((announcement, opening))
-        await self._broker.put(f"{self._stream}.said.{row.reports}", said)
+        papers = msgspec.msgpack.encode((announcement, opening))
+        await self._broker.put(f"{self._stream}.said.{row.reports}", papers)
         try:
             sequence = await self._broker.put(self._subject(id), msgspec.msgpack.encode(row), after=0)
         except ConflictError:  # another front end was faster, or our own acknowledgement was lost
@@ -135,11 +135,11 @@ class Rows:
             await self._learn(id, message.sequence, msgspec.msgpack.decode(message.value, type=Row))
 
     async def _learn(self, id: BatchId, sequence: int, row: Row) -> None:
-        if id not in self._said:
-            said = await self._broker.get(self._stream, subject=f"{self._stream}.said.{row.reports}")
-            if said is None:
+        if id not in self._papers:
+            papers = await self._broker.get(self._stream, subject=f"{self._stream}.said.{row.reports}")
+            if papers is None:
                 raise StorageError(f"The announcement of batch {id.number} is missing from the message broker.")
-            self._said[id] = msgspec.msgpack.decode(said.value, type=tuple[bytes, bytes])
+            self._papers[id] = msgspec.msgpack.decode(papers.value, type=tuple[bytes, bytes])
         if id in self._rows and self._rows[id][0] >= sequence:
             return
         self._rows[id] = sequence, row

@@ -24,13 +24,13 @@ def content(answer: httpx2.Response) -> bytes:
     if answer.status_code == 200:
         return answer.content
     try:
-        said = msgspec.json.decode(answer.content, type=ProblemDetail)
-        reason = Reason(said.type.rpartition(":")[2])
+        problem = msgspec.json.decode(answer.content, type=ProblemDetail)
+        reason = Reason(problem.type.rpartition(":")[2])
     except (msgspec.DecodeError, ValueError):
         raise _no_shuffler(answer) from None
     if reason in (Reason.not_found, Reason.not_allowed):  # every shuffler has what is asked for
         raise _no_shuffler(answer)
-    raise ProblemError(reason, said.detail)
+    raise ProblemError(reason, problem.detail)
 
 
 def status(answer: httpx2.Response) -> BatchStatus:

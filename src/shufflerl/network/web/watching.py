@@ -24,7 +24,7 @@ from shufflerl.network.protocol.wire import ProblemError, Reason
 #: Seconds between looks, and of silence after which a sign of life is sent: a page takes a longer one for the end.
 EVERY, SILENCE = 0.5, 5.0
 #: Pages that are kept fresh at once: watching must not take the place of working.
-MOST_WATCHERS = 32
+MAX_WATCHERS = 32
 #: Milliseconds after which a page that lost the server comes back.
 RETRY = 1000
 
@@ -79,8 +79,8 @@ class Watching:
         return Response(content, media_type=_KINDS[name.rpartition(".")[2]], headers=headers)
 
     async def _events(self, _: Request) -> Response:
-        if self._watchers >= MOST_WATCHERS:
-            raise ProblemError(Reason.busy, f"{MOST_WATCHERS} pages are open already; close one, or come back later.")
+        if self._watchers >= MAX_WATCHERS:
+            raise ProblemError(Reason.busy, f"{MAX_WATCHERS} pages are open already; close one, or come back later.")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._stream(), media_type="text/event-stream", headers=headers)
 
