@@ -223,12 +223,12 @@ def test_a_release_says_truly_whether_asking_less_is_less_noisy(name: str, touch
         privatizer.release(CountPopulation(mdp, 3).play(Batch(0, 500, random_mixture(mdp, 1, 0), query)))
         for privatizer, query in ((full, learner.query), (some, less))
     )
-    assert release.spans == part.spans
+    assert release.variance_range == part.variance_range
     if name not in ("shuffle", "central", "local", "local-sampled"):
-        assert release.spans is None
+        assert release.variance_range is None
         return
-    assert release.spans is not None
-    alone, together = release.spans
+    assert release.variance_range is not None
+    alone, together = release.variance_range
     assert release.noise.variance == together > alone
     assert part.noise.variance == pytest.approx(alone + (together - alone) * (touched - 1) / 10, rel=0.04)
 
@@ -242,11 +242,11 @@ def test_counters_are_left_out_where_that_is_less_noisy_and_nowhere_else(name: s
         touched.append(batch.query.touched_counters)
         release = privatizer.release(population.play(batch))
         learner.observe(release)
-        assert learner.noise == (release.spans or (0.0, release.noise.variance))[1]
-        if release.spans is not None:
-            assert learner.noise_each == pytest.approx((release.spans[1] - release.spans[0]) / 10)
+        assert learner.noise == (release.variance_range or (0.0, release.noise.variance))[1]
+        if release.variance_range is not None:
+            assert learner.noise_each == pytest.approx((release.variance_range[1] - release.variance_range[0]) / 10)
     assert touched[0] == 11
-    assert (min(touched) < 11) == (release.spans is not None)
+    assert (min(touched) < 11) == (release.variance_range is not None)
 
 
 def test_where_users_begin_is_asked_if_nobody_knows() -> None:

@@ -318,9 +318,9 @@ def test_before_the_last_batch_it_tries_what_is_not_known() -> None:
 def test_a_saved_schedule_that_does_not_fit_is_refused(sizes: list[int]) -> None:
     learner, population, privatizer = _parties(_riverswim(), 2000, 0)
     learn(learner, population, privatizer, batches=2)
-    values, arrays = learner._memory()
+    values, arrays = learner._state()
     with pytest.raises(StateMismatchError, match="no fitting sizes"):
-        learner._recall(values | {"sizes": sizes}, arrays)
+        learner._load_state(values | {"sizes": sizes}, arrays)
 
 
 @pytest.mark.parametrize("epsilon", [None, 5.0])

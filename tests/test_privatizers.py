@@ -131,7 +131,7 @@ def test_every_registered_privatizer_runs_through_the_contract() -> None:
             assert _kind(privatizers.make(name) if name == "none" else _make(name, serves=serves)) in made
 
 
-@pytest.mark.parametrize("where", ["added_variance", "spans", "noise", "another"])
+@pytest.mark.parametrize("where", ["added_variance", "variance_range", "noise", "another"])
 @pytest.mark.parametrize("suite", [TestShuffle, TestTree, TestLocalSampled])
 def test_a_leak_beside_the_values_is_found(
     suite: type[PrivatizerContract], where: str, monkeypatch: pytest.MonkeyPatch
@@ -144,8 +144,8 @@ def test_a_leak_beside_the_values_is_found(
         good, secret = right(self, counts), 1 + 1e-12 * float(counts.values[13] > 0) * (counts.batch.index == 2)
         if where == "added_variance":
             return replace(good, added_variance=good.added_variance * secret)
-        if where == "spans":
-            return replace(good, spans=(1.0, 2.0 * secret))
+        if where == "variance_range":
+            return replace(good, variance_range=(1.0, 2.0 * secret))
         if where == "noise":
             return replace(good, noise=GaussianNoise(good.noise.sd * secret))
         object.__setattr__(good, "hint", secret)
@@ -321,7 +321,7 @@ def test_batches_of_one_user_that_ask_for_different_parts_keep_to_the_budget(nam
         releases.append(twice.release(CountPopulation(MDP_, seed=1).play(Batch(index, 10, mixture, query))))
     one, other = releases
     assert one.noise == other.noise
-    assert one.spans is None or one.spans[0] == one.spans[1]
+    assert one.variance_range is None or one.variance_range[0] == one.variance_range[1]
     certificate = twice.certificate(part)
     assert certificate == twice.certificate(everything)
     assert certificate.changed_counters == 2 * everything.changed_counters

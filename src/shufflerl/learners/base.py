@@ -66,8 +66,8 @@ class View(Told):
 class Learner(ABC):
     """`next_batch()` until it returns None; `observe()` the release of each batch before asking for the next.
 
-    Subclasses say what to ask (`_plan`), what to make of the answer (`_learn`) and what to remember (`_memory`,
-    `_recall`); order, bookkeeping and persistence are here.
+    Subclasses say what to ask (`_plan`), what to make of the answer (`_learn`) and what to remember (`_state`,
+    `_load_state`); order, bookkeeping and persistence are here.
     """
 
     name: ClassVar[str]
@@ -124,12 +124,12 @@ class Learner(ABC):
         """Take a release in."""
 
     @abstractmethod
-    def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What must survive a restart: JSON values and arrays."""
 
     @abstractmethod
-    def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-        """Put back what `_memory` gave."""
+    def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        """Put back what `_state` gave."""
 
     def next_batch(self) -> Batch | None:
         """The batch to play now, or None when all episodes are played. Asking again gives the same batch."""
@@ -154,7 +154,7 @@ class Learner(ABC):
 
     def save(self) -> bytes:
         """Everything needed to go on from here, in this process or another."""
-        values, arrays = self._memory()
+        values, arrays = self._state()
         header = self._identity() | {
             "values": values,
             "rng": self.rng.bit_generator.state,
@@ -180,7 +180,7 @@ class Learner(ABC):
                     "restore it into a learner made for the same problem with the same parameters."
                 )
         mixture, deployed = _unpacked("waiting", arrays), _unpacked("deployed", arrays)
-        self._recall(header["values"], arrays)
+        self._load_state(header["values"], arrays)
         self.rng.bit_generator.state = header["rng"]
         self.episodes_played = header["episodes_played"]
         self.batches_observed = header["batches_observed"]

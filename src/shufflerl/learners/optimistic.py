@@ -107,7 +107,7 @@ class Optimistic(Learner):
 
     def _learn(self, release: Release) -> None:
         self.posterior.add(release)
-        alone, self.noise = release.spans or (release.noise.variance, release.noise.variance)
+        alone, self.noise = release.variance_range or (release.noise.variance, release.noise.variance)
         self.noise_each = (self.noise - alone) / max(1, self.query.touched_counters - 1)
         assert self._waiting is not None
         left = self.episodes_left - self._waiting.users
@@ -130,14 +130,14 @@ class Optimistic(Learner):
         meaning = f"of the policies played {when}, give or take {_SHOWN:g} standard errors by the learner's own model"
         return View(Estimate.within(self.problem.horizon, value, value - error, value + error, meaning))
 
-    def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         return {
             "sizes": self.sizes.tolist(),
             "noise": self.noise,
             "noise_each": self.noise_each,
         }, self.posterior.memory()
 
-    def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         posterior = Posterior(self.problem)
         posterior.recall(arrays)
         self.posterior = posterior

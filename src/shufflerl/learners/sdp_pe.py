@@ -226,7 +226,7 @@ class SDPPE(Learner):
             actions=self.policies.allowed.sum(axis=-1).tolist() if isinstance(self.policies, ProductSet) else None,
         )
 
-    def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         arrays = {f"policies.{name}": array for name, array in self.policies.memory().items()}
         arrays |= {f"radius.{name}": array for name, array in self.radius.memory().items()}
         optional = {
@@ -244,7 +244,7 @@ class SDPPE(Learner):
         }
         return values, arrays | {name: array for name, array in optional.items() if array is not None}
 
-    def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         kind, problem = self.parameters["policies"], self.problem
         self.trace = [StageRecord(**record) for record in values["trace"]]
         self.policies = policy_sets.restore(

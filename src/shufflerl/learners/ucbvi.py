@@ -89,10 +89,10 @@ class UCBVI(Learner):
         self.pays += pays
         self.noise_variance += release.added_variance
 
-    def _memory(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         return {"noise_variance": self.noise_variance}, {"moves": self.moves, "pays": self.pays, "policy": self.policy}
 
-    def _recall(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         for name in ("moves", "pays", "policy"):  # compiled code trusts their shapes
             mine, saved = getattr(self, name), arrays.get(name)
             if saved is None or (saved.shape, saved.dtype) != (mine.shape, mine.dtype):

@@ -116,14 +116,14 @@ class BatchRecord:
     transport: Transport
     noise: PoissonNoise
     values: FloatArray
-    spans: tuple[float, float]
+    variance_range: tuple[float, float]
     messages: int
     invalid: int
 
     @property
     def release(self) -> Release:
         """What the learner was given."""
-        return Release(self.batch, self.values.copy(), self.noise, self.noise.variance, self.spans)
+        return Release(self.batch, self.values.copy(), self.noise, self.noise.variance, self.variance_range)
 
 
 class SpoiltSumError(ShuffleRLError):
@@ -179,7 +179,7 @@ class Coordinator:
         if batch is not None:
             self._announce(batch, 0)
 
-    def _spans(self, meaning: Agreement, counted: Batch) -> tuple[float, float]:
+    def _variance_range(self, meaning: Agreement, counted: Batch) -> tuple[float, float]:
         """The variance of noise if those who were counted had touched one counter alone, and all of them."""
         asked = meaning.batch
         mechanism = self.run.mechanism(meaning.announcement.excludable / asked.users)
@@ -294,7 +294,9 @@ class Coordinator:
                 waiting = self.learner.next_batch()
                 assert waiting is not None
                 released = replace(waiting, users=batch.users)
-                self.learner.observe(Release(released, values, noise, noise.variance, self._spans(meaning, batch)))
+                self.learner.observe(
+                    Release(released, values, noise, noise.variance, self._variance_range(meaning, batch))
+                )
                 self._plan(self.learner)
                 outcome = json.dumps(self._outcome(waiting.mixture))
                 self._db.execute(
@@ -390,8 +392,8 @@ class Coordinator:
         for signed, noisy, messages, invalid in rows:
             meaning = agreement.parse_announcement(wire.decode(Signed, signed).payload)
             batch, noise = _counted(meaning, 0 if meaning.transport == Transport.tags else invalid)
-            values, spans = np.frombuffer(noisy).copy(), self._spans(meaning, batch)
-            records.append(BatchRecord(batch, meaning.transport, noise, values, spans, messages, invalid))
+            values, variance_range = np.frombuffer(noisy).copy(), self._variance_range(meaning, batch)
+            records.append(BatchRecord(batch, meaning.transport, noise, values, variance_range, messages, invalid))
         return records
 
     @property

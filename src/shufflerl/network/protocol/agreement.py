@@ -199,9 +199,9 @@ def _parse(announcement: Announcement, payload: bytes) -> Agreement:
         PoissonNoise(announcement.noise_mean),
         1 - announcement.excludable / announcement.users,
     )
-    if (noise := protocol.rate * query.size) > _MAX_NOISE:
+    if (tags := protocol.rate * query.size) > _MAX_NOISE:
         raise InvalidInputError(
-            f"Each of its {announcement.users:,} users would draw about {float(noise):,.0f} noise tags; expected at "
+            f"Each of its {announcement.users:,} users would draw about {float(tags):,.0f} noise tags; expected at "
             f"most {_MAX_NOISE:,}. Ask more users at once, or allow a larger epsilon."
         )
     agreement = Agreement(announcement, crypto.digest(payload), batch, protocol)
