@@ -11,43 +11,29 @@ from collections.abc import Mapping
 from shufflerl.envs import ENVIRONMENTS
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, Verdict, lower, spread, together, within
-from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import (
-    CLOSE,
-    Analysis,
-    Chosen,
-    Evidence,
-    Family,
-    Figure,
-    Size,
-    chosen_settings,
-    constants_table,
-    family,
-    on,
-    theory_settings,
-)
+from shufflerl.experiments.figures import base, style
 from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, SDP_PE, UCBVI_JDP, UCBVI_LDP, UCBVI_RARELY, Line
 
 ENV = "bandit"
 EPSILON = 1.0
 
 
-def families(size: Size) -> list[Family]:
+def families(size: base.Size) -> list[base.Family]:
     """Each line."""
-    return [family(line, ENV, EPSILON, size.episodes) for line in LINES]
+    return [base.family(line, ENV, EPSILON, size.episodes) for line in LINES]
 
 
-def cells(size: Size, chosen: Chosen) -> list[Cell]:
+def cells(size: base.Size, chosen: base.Chosen) -> list[Cell]:
     """The chosen constants, and those of the theory."""
     own = families(size)
-    return on(size, chosen_settings(own, chosen) + theory_settings(own))
+    return base.on(size, base.chosen_settings(own, chosen) + base.theory_settings(own))
 
 
-def analyse(evidence: Evidence) -> Analysis:
+def analyse(evidence: base.Evidence) -> base.Analysis:
     """Draw the curves and judge the paper's two comparisons."""
     size = evidence.size
     bandit = ENVIRONMENTS.describe(ENV)["parameters"]
-    own = {line: family(line, ENV, EPSILON, size.episodes) for line in LINES}
+    own = {line: base.family(line, ENV, EPSILON, size.episodes) for line in LINES}
     drawing, (axes,) = style.panels(height=5.0)
     for line in LINES:
         style.curve(axes, line, *evidence.runs.curves(evidence.setting(own[line])))
@@ -71,9 +57,9 @@ def analyse(evidence: Evidence) -> Analysis:
         Claim("Experiments, bandit", f"SDP-PE surpasses UCBVI-LDP at ε = {EPSILON:g}.", lower(private, local), few),
         Claim(
             "Experiments, bandit",
-            f"SDP-PE comes close to UCBVI-JDP at ε = {EPSILON:g} (at most {CLOSE:g} times its regret), be it planning "
-            "in every episode or rarely.",
-            together([(line.name, within(private, CLOSE, regrets[line])) for line in (UCBVI_JDP, UCBVI_RARELY)]),
+            f"SDP-PE comes close to UCBVI-JDP at ε = {EPSILON:g} (at most {base.CLOSE:g} times its regret), be it "
+            "planning in every episode or rarely.",
+            together([(line.name, within(private, base.CLOSE, regrets[line])) for line in (UCBVI_JDP, UCBVI_RARELY)]),
             few,
         ),
         Claim(
@@ -83,10 +69,10 @@ def analyse(evidence: Evidence) -> Analysis:
             few,
         ),
     )
-    return Analysis(drawing, see, claims, constants_table(evidence, list(own.values()), list(own.values())))
+    return base.Analysis(drawing, see, claims, base.constants_table(evidence, list(own.values()), list(own.values())))
 
 
-def misled(evidence: Evidence, own: Mapping[Line, Family]) -> str:
+def misled(evidence: base.Evidence, own: Mapping[Line, base.Family]) -> str:
     """A sentence on lines that do better with the theory's constants than with the chosen ones, beyond doubt."""
     found = []
     for line, family_of in own.items():
@@ -99,4 +85,4 @@ def misled(evidence: Evidence, own: Mapping[Line, Family]) -> str:
     return f" The choice of constants on {many} seeds misleads here: {', '.join(found)}." if found else ""
 
 
-FIGURE = Figure("bandit", "The heterogeneous bandit", analyse, families, cells)
+FIGURE = base.Figure("bandit", "The heterogeneous bandit", analyse, families, cells)

@@ -15,22 +15,7 @@ import numpy as np
 
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import Claim, Outcome, Verdict, number, spread
-from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import (
-    Analysis,
-    Chosen,
-    Evidence,
-    Family,
-    Figure,
-    Size,
-    Table,
-    chosen_settings,
-    family,
-    lost_at_random,
-    mdp_of,
-    on,
-    theory_settings,
-)
+from shufflerl.experiments.figures import base, style
 from shufflerl.experiments.figures.lines import SDP_PE, UCBVI_JDP, UCBVI_LDP, Line
 
 ENV = "riverswim"
@@ -59,28 +44,28 @@ BOUNDS = (
 )
 
 
-def families(size: Size) -> list[Family]:
+def families(size: base.Size) -> list[base.Family]:
     """Each line of the table."""
-    return [family(bound.line, ENV, EPSILON, size.episodes) for bound in BOUNDS]
+    return [base.family(bound.line, ENV, EPSILON, size.episodes) for bound in BOUNDS]
 
 
-def cells(size: Size, chosen: Chosen) -> list[Cell]:
+def cells(size: base.Size, chosen: base.Chosen) -> list[Cell]:
     """The chosen constants, and those of the theory."""
     own = families(size)
-    return on(size, chosen_settings(own, chosen) + theory_settings(own))
+    return base.on(size, base.chosen_settings(own, chosen) + base.theory_settings(own))
 
 
-def analyse(evidence: Evidence) -> Analysis:
+def analyse(evidence: base.Evidence) -> base.Analysis:
     """Draw each bound's two terms beside what was measured."""
-    size, mdp = evidence.size, mdp_of(ENV)
+    size, mdp = evidence.size, base.mdp_of(ENV)
     sizes = mdp.n_states, mdp.n_actions, mdp.horizon, size.episodes
-    lead, never = leading(*sizes), size.episodes * lost_at_random(ENV)
+    lead, never = leading(*sizes), size.episodes * base.lost_at_random(ENV)
     drawing, (axes,) = style.panels(height=4.2)
     rows, within_bound = [], []
     for place, bound in enumerate(BOUNDS):
-        own = family(bound.line, ENV, EPSILON, size.episodes)
+        own = base.family(bound.line, ENV, EPSILON, size.episodes)
         cost = bound.privacy(*sizes, EPSILON)
-        (literal,) = theory_settings([own])
+        (literal,) = base.theory_settings([own])
         measured, theory = evidence.regrets(own), evidence.runs.regrets(literal)
         within_bound.append(max(measured.max(), theory.max()) <= lead + cost)
         first = place == 0  # one legend for all rows
@@ -125,7 +110,7 @@ def analyse(evidence: Evidence) -> Analysis:
         "measured, chosen constants",
         "measured, the theory's",
     )
-    return Analysis(drawing, see, (claim,), Table(columns, tuple(rows)))
+    return base.Analysis(drawing, see, (claim,), base.Table(columns, tuple(rows)))
 
 
-FIGURE = Figure("bounds", "The table of bounds, and the regret measured", analyse, families, cells)
+FIGURE = base.Figure("bounds", "The table of bounds, and the regret measured", analyse, families, cells)

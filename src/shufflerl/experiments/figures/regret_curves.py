@@ -13,21 +13,7 @@ import numpy as np
 from shufflerl.arrays import FloatArray
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import Claim, Outcome, number, spread, together, within
-from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import (
-    CLOSE,
-    NEAR_NO_PRIVACY,
-    Analysis,
-    Chosen,
-    Evidence,
-    Family,
-    Figure,
-    Size,
-    chosen_settings,
-    family,
-    lost_at_random,
-    on,
-)
+from shufflerl.experiments.figures import base, style
 from shufflerl.experiments.figures.lines import (
     DELTA_TEXT,
     LINES,
@@ -44,14 +30,14 @@ ENV = "riverswim"
 EPSILONS = (0.1, 1.0)
 
 
-def families(size: Size) -> list[Family]:
+def families(size: base.Size) -> list[base.Family]:
     """Each line at each budget; one without privacy has no budget, and is there once."""
-    return list(dict.fromkeys(family(line, ENV, epsilon, size.episodes) for line in LINES for epsilon in EPSILONS))
+    return list(dict.fromkeys(base.family(line, ENV, epsilon, size.episodes) for line in LINES for epsilon in EPSILONS))
 
 
-def cells(size: Size, chosen: Chosen) -> list[Cell]:
+def cells(size: base.Size, chosen: base.Chosen) -> list[Cell]:
     """The chosen constants."""
-    return on(size, chosen_settings(families(size), chosen))
+    return base.on(size, base.chosen_settings(families(size), chosen))
 
 
 #: What the paper's words are taken to mean, as CLOSE and NEAR_NO_PRIVACY.
@@ -60,14 +46,14 @@ SUBSTANTIALLY_LOWER = 0.5
 NO_LEARNING = 0.9
 
 
-def analyse(evidence: Evidence) -> Analysis:
+def analyse(evidence: base.Evidence) -> base.Analysis:
     """Draw both budgets and judge the paper's comparison at each."""
     size = evidence.size
-    never = size.episodes * lost_at_random(ENV)
+    never = size.episodes * base.lost_at_random(ENV)
     drawing, both = style.panels(len(EPSILONS), width=9.2, height=4.8)
     for axes, epsilon in zip(both, EPSILONS, strict=True):
         for line in LINES:
-            own = family(line, ENV, epsilon, size.episodes)
+            own = base.family(line, ENV, epsilon, size.episodes)
             style.curve(axes, line, *evidence.runs.curves(evidence.setting(own)))
         axes.plot(
             [0, size.episodes], [0, never], color=style.INK, linewidth=1, linestyle=(0, (1, 2)), label="never learning"
@@ -82,7 +68,7 @@ def analyse(evidence: Evidence) -> Analysis:
         f"RiverSwim: mean of {size.seeds} seeds, band ± 1 standard deviation", x=0.01, ha="left", fontsize=11
     )
     style.legend_below(drawing, both[0], 3)
-    ends = {epsilon: evidence.regrets(family(OPTIMISTIC, ENV, epsilon, size.episodes)) for epsilon in EPSILONS}
+    ends = {epsilon: evidence.regrets(base.family(OPTIMISTIC, ENV, epsilon, size.episodes)) for epsilon in EPSILONS}
     see = (
         f"At ε = {EPSILONS[-1]:g} SDP-PE bends away from never learning where UCBVI-LDP does not, and optimistic has "
         f"lost {spread(ends[EPSILONS[-1]])} in all. At ε = {EPSILONS[0]:g} the noise is too large for the paper's "
@@ -90,14 +76,14 @@ def analyse(evidence: Evidence) -> Analysis:
         f"learning costs {number(never)}."
     )
     claims = tuple(claim for epsilon in reversed(EPSILONS) for claim in _claims(evidence, epsilon))
-    return Analysis(drawing, see, claims)
+    return base.Analysis(drawing, see, claims)
 
 
-def _claims(evidence: Evidence, epsilon: float) -> tuple[Claim, ...]:
+def _claims(evidence: base.Evidence, epsilon: float) -> tuple[Claim, ...]:
     size = evidence.size
 
     def regrets(line: Line) -> FloatArray:
-        return evidence.regrets(family(line, ENV, epsilon, size.episodes))
+        return evidence.regrets(base.family(line, ENV, epsilon, size.episodes))
 
     def compared(factor: float, *others: Line) -> Outcome:
         outcomes = [(other.name, within(regrets(SDP_PE), factor, regrets(other))) for other in others]
@@ -106,9 +92,9 @@ def _claims(evidence: Evidence, epsilon: float) -> tuple[Claim, ...]:
         nobody = ", and none of them learns" if min(lost) > NO_LEARNING * never else ""
         return replace(outcome, numbers=f"{outcome.numbers}; never learning costs {number(never)}{nobody}")
 
-    never = size.episodes * lost_at_random(ENV)
+    never = size.episodes * base.lost_at_random(ENV)
     place, at = "Experiments, RiverSwim", f"at ε = {epsilon:g}"
-    certificate = evidence.runs.of(evidence.setting(family(SDP_PE, ENV, epsilon, size.episodes)))[0].certificate
+    certificate = evidence.runs.of(evidence.setting(base.family(SDP_PE, ENV, epsilon, size.episodes)))[0].certificate
     noise = 0.0 if certificate is None else float(certificate["noise_sd"])
     drowned = (
         f"At this budget (δ = {DELTA_TEXT}) every counter of every release carries noise of standard deviation "
@@ -135,18 +121,18 @@ def _claims(evidence: Evidence, epsilon: float) -> tuple[Claim, ...]:
         ),
         Claim(
             place,
-            f"SDP-PE comes close to UCBVI-JDP {at} (at most {CLOSE:g} times its regret), be it planning in every "
+            f"SDP-PE comes close to UCBVI-JDP {at} (at most {base.CLOSE:g} times its regret), be it planning in every "
             "episode or rarely.",
-            compared(CLOSE, UCBVI_JDP, UCBVI_RARELY),
+            compared(base.CLOSE, UCBVI_JDP, UCBVI_RARELY),
             few,
         ),
         Claim(
             place,
-            f"SDP-PE comes close to PE without privacy {at} (at most {NEAR_NO_PRIVACY:g} times its regret).",
-            compared(NEAR_NO_PRIVACY, PE),
+            f"SDP-PE comes close to PE without privacy {at} (at most {base.NEAR_NO_PRIVACY:g} times its regret).",
+            compared(base.NEAR_NO_PRIVACY, PE),
             additive,
         ),
     )
 
 
-FIGURE = Figure("regret-curves", "Regret as episodes go by on RiverSwim", analyse, families, cells)
+FIGURE = base.Figure("regret-curves", "Regret as episodes go by on RiverSwim", analyse, families, cells)

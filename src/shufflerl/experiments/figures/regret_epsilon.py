@@ -9,22 +9,7 @@ from __future__ import annotations
 from shufflerl.arrays import FloatArray
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, lower, number, spread, together, within
-from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import (
-    NEAR_NO_PRIVACY,
-    Analysis,
-    Chosen,
-    Evidence,
-    Family,
-    Figure,
-    Size,
-    chosen_settings,
-    constants_table,
-    family,
-    lost_at_random,
-    on,
-    theory_settings,
-)
+from shufflerl.experiments.figures import base, style
 from shufflerl.experiments.figures.lines import (
     LINES,
     OPTIMISTIC,
@@ -41,37 +26,37 @@ EPSILONS = {"full": (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0), "quick": (0.1, 1.0, 10
 THEORY = {"full": EPSILONS["full"], "quick": (1.0,)}
 
 
-def families(size: Size) -> list[Family]:
+def families(size: base.Size) -> list[base.Family]:
     """Each line at each budget; one without privacy has no budget, and is there once."""
-    every = [family(line, ENV, epsilon, size.episodes) for line in LINES for epsilon in EPSILONS[size.name]]
+    every = [base.family(line, ENV, epsilon, size.episodes) for line in LINES for epsilon in EPSILONS[size.name]]
     return list(dict.fromkeys(every))
 
 
-def with_theory(size: Size) -> list[Family]:
+def with_theory(size: base.Size) -> list[base.Family]:
     """Those that are run with the constants of the theory too."""
     return [own for own in families(size) if own.epsilon is None or own.epsilon in THEORY[size.name]]
 
 
-def cells(size: Size, chosen: Chosen) -> list[Cell]:
+def cells(size: base.Size, chosen: base.Chosen) -> list[Cell]:
     """The chosen constants, and those of the theory."""
-    return on(size, chosen_settings(families(size), chosen) + theory_settings(with_theory(size)))
+    return base.on(size, base.chosen_settings(families(size), chosen) + base.theory_settings(with_theory(size)))
 
 
-def analyse(evidence: Evidence) -> Analysis:
+def analyse(evidence: base.Evidence) -> base.Analysis:
     """Draw the trade-off and judge who is worst."""
     size = evidence.size
     epsilons = EPSILONS[size.name]
-    never = size.episodes * lost_at_random(ENV)
+    never = size.episodes * base.lost_at_random(ENV)
 
     def regrets(line: Line, epsilon: float) -> FloatArray:
-        return evidence.regrets(family(line, ENV, epsilon, size.episodes))
+        return evidence.regrets(base.family(line, ENV, epsilon, size.episodes))
 
     drawing, (axes,) = style.panels(height=4.8)
     for line in LINES:
         values = [regrets(line, epsilon) for epsilon in epsilons]
         style.means(axes, line, epsilons, values, **({} if line.private else {"marker": ""}))
     printed = THEORY[size.name]
-    literal = theory_settings([family(SDP_PE, ENV, epsilon, size.episodes) for epsilon in printed])
+    literal = base.theory_settings([base.family(SDP_PE, ENV, epsilon, size.episodes) for epsilon in printed])
     values = [evidence.runs.regrets(setting) for setting in literal]
     style.means(axes, SDP_PE, printed, values, linestyle=":", marker="x", label="SDP-PE, the paper's constants")
     axes.axhline(never, color=style.INK, linewidth=1, linestyle=(0, (1, 2)), label="never learning")
@@ -113,9 +98,9 @@ def analyse(evidence: Evidence) -> Analysis:
         ),
         Claim(
             OURS,
-            f"optimistic at ε = {middle:g} comes close to PE without privacy (at most {NEAR_NO_PRIVACY:g} times its "
-            "regret).",
-            within(regrets(OPTIMISTIC, middle), NEAR_NO_PRIVACY, regrets(PE, middle)),
+            f"optimistic at ε = {middle:g} comes close to PE without privacy (at most {base.NEAR_NO_PRIVACY:g} times "
+            "its regret).",
+            within(regrets(OPTIMISTIC, middle), base.NEAR_NO_PRIVACY, regrets(PE, middle)),
             "The first batches are mostly noise, and what they cost before anything can be seen is most of its regret. "
             "PE sees true counts and knows this small environment after a few hundred episodes.",
         ),
@@ -125,7 +110,7 @@ def analyse(evidence: Evidence) -> Analysis:
         "With less privacy (to the right) every learner but the local one falls from never learning towards its own "
         f"limit without privacy, optimistic first. At ε = {middle:g}: {named}."
     )
-    return Analysis(drawing, see, claims, constants_table(evidence, families(size), with_theory(size)))
+    return base.Analysis(drawing, see, claims, base.constants_table(evidence, families(size), with_theory(size)))
 
 
-FIGURE = Figure("regret-epsilon", "Regret against the privacy budget on RiverSwim", analyse, families, cells)
+FIGURE = base.Figure("regret-epsilon", "Regret against the privacy budget on RiverSwim", analyse, families, cells)

@@ -15,20 +15,7 @@ from shufflerl.experiment import Setting, prepare
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, Outcome, from_some_k, power, shown
 from shufflerl.experiments.compare import interval
-from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import (
-    Analysis,
-    Chosen,
-    Evidence,
-    Family,
-    Figure,
-    Size,
-    constants_table,
-    family,
-    mdp_of,
-    on,
-    value_at_random,
-)
+from shufflerl.experiments.figures import base, style
 from shufflerl.experiments.figures.lines import OPTIMISTIC, OPTIMISTIC_FREE, PE, SDP_PE, Line
 
 ENV = "spectrum"
@@ -42,29 +29,29 @@ EPISODES = {
 TUNED_AT = 100_000
 
 
-def families(_: Size) -> list[Family]:
+def families(_: base.Size) -> list[base.Family]:
     """Each line."""
-    return [family(line, ENV, EPSILON, TUNED_AT) for line in LINES]
+    return [base.family(line, ENV, EPSILON, TUNED_AT) for line in LINES]
 
 
-def cells(size: Size, chosen: Chosen) -> list[Cell]:
+def cells(size: base.Size, chosen: base.Chosen) -> list[Cell]:
     """The chosen constants at every K."""
-    return on(size, [own.setting(chosen[own], k) for own in families(size) for k in EPISODES[size.name]])
+    return base.on(size, [own.setting(chosen[own], k) for own in families(size) for k in EPISODES[size.name]])
 
 
 #: How much of the way from random to optimal counts as learned.
 LEARNED = 0.95
 
 
-def analyse(evidence: Evidence) -> Analysis:
+def analyse(evidence: base.Evidence) -> base.Analysis:
     """Draw value against the number of nodes, and print the certificate."""
-    size, mdp = evidence.size, mdp_of(ENV)
+    size, mdp = evidence.size, base.mdp_of(ENV)
     episodes = EPISODES[size.name]
-    best, worst = mdp.optimal_value, value_at_random(mdp)
+    best, worst = mdp.optimal_value, base.value_at_random(mdp)
     drawing, (axes,) = style.panels(height=4.6)
     learned: dict[Line, list[FloatArray]] = {}
     for line in LINES:
-        own = family(line, ENV, EPSILON, TUNED_AT)
+        own = base.family(line, ENV, EPSILON, TUNED_AT)
         learned[line] = [late_values(evidence, evidence.setting(own, k), best) for k in episodes]
         style.means(axes, line, episodes, learned[line])
         if line.private:
@@ -93,8 +80,8 @@ def analyse(evidence: Evidence) -> Analysis:
         f"Among {power(episodes[middle])} nodes the last earn {ends} packets a session of at most {best:.2f}, where "
         f"random play earns {worst:.2f}; what optimistic guarantees to every node is below."
     )
-    certificate = prepare(evidence.setting(family(OPTIMISTIC, ENV, EPSILON, TUNED_AT)), 0).certificate
-    return Analysis(drawing, see, claims, constants_table(evidence, families(size), []), str(certificate))
+    certificate = prepare(evidence.setting(base.family(OPTIMISTIC, ENV, EPSILON, TUNED_AT)), 0).certificate
+    return base.Analysis(drawing, see, claims, base.constants_table(evidence, families(size), []), str(certificate))
 
 
 def good(episodes: Sequence[int], shares: Sequence[FloatArray]) -> Outcome:
@@ -105,7 +92,7 @@ def good(episodes: Sequence[int], shares: Sequence[FloatArray]) -> Outcome:
     return from_some_k(episodes, held, f"{numbers} of the way from random to optimal")
 
 
-def late_values(evidence: Evidence, setting: Setting, best: float) -> FloatArray:
+def late_values(evidence: base.Evidence, setting: Setting, best: float) -> FloatArray:
     """Value per session [seed] of what was deployed in the last twentieth of the sessions."""
     episodes, curves = evidence.runs.curves(setting)
     start = int(np.searchsorted(episodes, 0.95 * setting.episodes))
@@ -113,4 +100,4 @@ def late_values(evidence: Evidence, setting: Setting, best: float) -> FloatArray
     return best - lost
 
 
-FIGURE = Figure("spectrum", "Dynamic spectrum access", analyse, families, cells)
+FIGURE = base.Figure("spectrum", "Dynamic spectrum access", analyse, families, cells)

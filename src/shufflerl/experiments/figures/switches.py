@@ -13,20 +13,7 @@ from shufflerl.arrays import FloatArray
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, lower, shown, spread
 from shufflerl.experiments.compare import interval
-from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import (
-    Analysis,
-    Chosen,
-    Evidence,
-    Family,
-    Figure,
-    Size,
-    chosen_settings,
-    family,
-    mdp_of,
-    on,
-    theory_settings,
-)
+from shufflerl.experiments.figures import base, style
 from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, PE, SDP_PE, UCBVI, UCBVI_JDP, UCBVI_LDP, UCBVI_RARELY
 
 ENV = "riverswim"
@@ -34,15 +21,15 @@ EPSILON = 1.0
 LITERAL = (SDP_PE, PE)
 
 
-def families(size: Size) -> list[Family]:
+def families(size: base.Size) -> list[base.Family]:
     """Each line."""
-    return [family(line, ENV, EPSILON, size.episodes) for line in LINES]
+    return [base.family(line, ENV, EPSILON, size.episodes) for line in LINES]
 
 
-def cells(size: Size, chosen: Chosen) -> list[Cell]:
+def cells(size: base.Size, chosen: base.Chosen) -> list[Cell]:
     """The chosen constants, and the paper's."""
     literal = [own for own in families(size) if own.line in LITERAL]
-    return on(size, chosen_settings(families(size), chosen) + theory_settings(literal))
+    return base.on(size, base.chosen_settings(families(size), chosen) + base.theory_settings(literal))
 
 
 #: What "orders of magnitude" is taken to mean.
@@ -51,10 +38,10 @@ FEWER = 100
 PAPERS = 88
 
 
-def analyse(evidence: Evidence) -> Analysis:
+def analyse(evidence: base.Evidence) -> base.Analysis:
     """Draw regret against switches and judge the paper's counts."""
     size, runs = evidence.size, evidence.runs
-    own = {line: family(line, ENV, EPSILON, size.episodes) for line in LINES}
+    own = {line: base.family(line, ENV, EPSILON, size.episodes) for line in LINES}
     drawing, (axes,) = style.panels(height=5.4)
     for line in LINES:
         setting = evidence.setting(own[line])
@@ -62,7 +49,7 @@ def analyse(evidence: Evidence) -> Analysis:
         look["fillstyle"] = "full" if line.private else "none"
         axes.plot(runs.switches(setting), runs.regrets(setting), label=line.name, **look)
     for line in LITERAL:
-        (setting,) = theory_settings([own[line]])
+        (setting,) = base.theory_settings([own[line]])
         look = {"color": line.colour, "marker": "x" if line.private else "+", "linestyle": "", "alpha": 0.75}
         look["markersize"] = 6 if line.private else 10  # they may lie on one another
         axes.plot(runs.switches(setting), runs.regrets(setting), label=f"{line.name}, the paper's constants", **look)
@@ -74,7 +61,7 @@ def analyse(evidence: Evidence) -> Analysis:
     style.thousands(axes.yaxis)
     style.legend_below(drawing, axes, 2)
     private = runs.switches(evidence.setting(own[SDP_PE]))
-    (printed,) = theory_settings([own[SDP_PE]])
+    (printed,) = base.theory_settings([own[SDP_PE]])
     literal = runs.switches(printed)
     per_episode = {line: runs.switches(evidence.setting(own[line])) for line in (UCBVI, UCBVI_JDP, UCBVI_LDP)}
     ours, rarely = (runs.switches(evidence.setting(own[line])) for line in (OPTIMISTIC, UCBVI_RARELY))
@@ -83,7 +70,7 @@ def analyse(evidence: Evidence) -> Analysis:
         f"where UCBVI-JDP does so {spread(per_episode[UCBVI_JDP])} times, or {spread(rarely)} times when it plans "
         f"rarely. optimistic has the least regret with privacy (filled marks), after {spread(ours)} switches."
     )
-    most = (mdp_of(ENV).horizon + 1) * math.log2(size.episodes)
+    most = (base.mdp_of(ENV).horizon + 1) * math.log2(size.episodes)
     claims = (
         Claim(
             "Theorem 1",
@@ -114,7 +101,7 @@ def analyse(evidence: Evidence) -> Analysis:
             "It deploys one mixture of policies per batch. There are at most 79 batches, 40 under privacy.",
         ),
     )
-    return Analysis(drawing, see, claims)
+    return base.Analysis(drawing, see, claims)
 
 
 def fewer(few: FloatArray, many: FloatArray) -> Outcome:
@@ -136,4 +123,4 @@ def every_episode(switches: dict[str, FloatArray], episodes: int) -> Outcome:
     return Outcome(Verdict.HOLDS if every else Verdict.NOT_HERE, numbers)
 
 
-FIGURE = Figure("switches", "Regret against policy switches", analyse, families, cells)
+FIGURE = base.Figure("switches", "Regret against policy switches", analyse, families, cells)
