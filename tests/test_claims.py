@@ -6,17 +6,7 @@ import numpy as np
 import pytest
 
 from shufflerl.arrays import FloatArray
-from shufflerl.experiments.claims import (
-    Claim,
-    Outcome,
-    Verdict,
-    from_some_k,
-    lower,
-    number,
-    spread,
-    together,
-    within,
-)
+from shufflerl.experiments.claims import Claim, Outcome, Verdict, from_some_k, lower, number, spread, together, within
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.figures.messages import shrinks
 from shufflerl.experiments.figures.noise import comparable, growth, private

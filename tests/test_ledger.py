@@ -16,13 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shufflerl.errors import (
-    BudgetExceededError,
-    ContractError,
-    InvalidInputError,
-    ShuffleRLError,
-    StateMismatchError,
-)
+from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError, ShuffleRLError, StateMismatchError
 from shufflerl.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
 from shufflerl.privacy import ledger as ledger_module
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss

@@ -29,9 +29,8 @@ class Stretch(Protocol):
 
 def stretch_of(learner: Learner, population: Population, privatizer: Privatizer) -> Stretch | None:
     """What plays the learner's next batches at once, if there is such a thing for these three."""
-    if learner.compiled_loop is None:
-        return None
-    stretch: Stretch | None = learner.compiled_loop.load()(learner, population, privatizer)
+    found = learner.compiled_loop
+    stretch: Stretch | None = None if found is None else found.load()(learner, population, privatizer)
     return stretch
 
 

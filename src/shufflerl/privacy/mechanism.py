@@ -16,16 +16,8 @@ from shufflerl import checks
 from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
-from shufflerl.privacy.accounting import (
-    Budget,
-    calibrate,
-    calibrate_gaussian,
-    calibrate_unary,
-    drawable,
-    paper_noise,
-    paper_tau,
-    privacy_loss,
-)
+from shufflerl.privacy import accounting
+from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge
 
@@ -98,7 +90,7 @@ class Mechanism(ABC, Generic[Law_co]):
         Noise that goes with the query is calibrated to within a hair of the budget, which may be thinner for a part.
         """
         charge = self.charge(query, self._costliest_users(query))
-        epsilon = privacy_loss(charge.noise, charge.changed).epsilon(self.budget.delta)
+        epsilon = accounting.privacy_loss(charge.noise, charge.changed).epsilon(self.budget.delta)
         return Certificate(
             epsilon=max(self.budget.epsilon, epsilon) if self.scales else epsilon,
             delta=self.budget.delta,
@@ -154,11 +146,11 @@ class ShuffledPoisson(Mechanism[PoissonNoise]):
             )
 
     def _relied_on(self, query: CountQuery) -> PoissonNoise:
-        return calibrate(self.budget, query.changed_counters, self.participations)
+        return accounting.calibrate(self.budget, query.changed_counters, self.participations)
 
     def _noise(self, query: CountQuery, users: int) -> PoissonNoise:
-        relied_on = self._relied_on(query).mean
-        return drawable(relied_on / (self.honest_fraction - self.excludable) * (1 + self.margin), self.budget)
+        mean = self._relied_on(query).mean / (self.honest_fraction - self.excludable) * (1 + self.margin)
+        return accounting.drawable(mean, self.budget)
 
     def _charge(self, query: CountQuery, users: int) -> Charge:
         return Charge(self._relied_on(query), query.changed_counters * self.participations)
@@ -179,7 +171,6 @@ class StatedPoisson(ShuffledPoisson):
         return PoissonNoise(self.mean)
 
 
-@dataclass(frozen=True)
 class ShuffledBinomial(Mechanism[BinomialNoise]):
     """The paper's binomial noise bits with the paper's constants: far more noise than the budget needs.
 
@@ -192,23 +183,22 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
     noise_on: ClassVar[str] = "on each counter of a batch of few users; of many, up to sqrt(2) times as much"
 
     def _tau(self, query: CountQuery) -> float:
-        return paper_tau(self.budget, query.horizon, query.n_states, query.n_actions)
+        return accounting.paper_tau(self.budget, query.horizon, query.n_states, query.n_actions)
 
     def _costliest_users(self, query: CountQuery) -> int:
         # Just above tau users the bits are almost fair and hardly more than tau; fewer or more users have more noise.
         return math.ceil(self._tau(query))
 
     def _noise(self, query: CountQuery, users: int) -> BinomialNoise:
-        return paper_noise(users, self._tau(query))
+        return accounting.paper_noise(users, self._tau(query))
 
     def _charge(self, query: CountQuery, users: int) -> Charge:
         tau = self._tau(query)
         # Up to tau users, rounding only adds fair bits to ceil(tau) of them, and more noise never costs more.
-        noise = paper_noise(users, tau) if users > tau else BinomialNoise(math.ceil(tau), 0.5)
+        noise = accounting.paper_noise(users, tau) if users > tau else BinomialNoise(math.ceil(tau), 0.5)
         return Charge(noise, query.changed_counters * self.participations)
 
 
-@dataclass(frozen=True)
 class CentralGaussian(Mechanism[GaussianNoise]):
     """A trusted server adds independent Gaussian noise to every counter of every batch."""
 
@@ -218,14 +208,13 @@ class CentralGaussian(Mechanism[GaussianNoise]):
     scales: ClassVar[bool] = True
 
     def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
-        return calibrate_gaussian(self.budget, query.changed_counters, self.participations)
+        return accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations)
 
     def _charge(self, query: CountQuery, users: int) -> Charge:
-        noise = calibrate_gaussian(self.budget, query.changed_counters, self.participations)
+        noise = accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations)
         return Charge(noise, query.changed_counters * self.participations)
 
 
-@dataclass(frozen=True)
 class ContinualGaussian(Mechanism[GaussianNoise]):
     """A trusted server counts continually (`privatizers.central.Continual`); the noise of one release by itself."""
 
@@ -242,28 +231,25 @@ class ContinualGaussian(Mechanism[GaussianNoise]):
     def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
         # A user in m batches shifts the sum of m columns of R, which may all point the same way: its norm is up to m
         # times one column's, as that of m^2 orthogonal changes, not of m.
-        return calibrate_gaussian(self.budget, query.changed_counters, self.participations**2)
+        return accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations**2)
 
     def _charge(self, query: CountQuery, users: int) -> Charge:
-        noise = calibrate_gaussian(self.budget, query.changed_counters, self.participations**2)
+        noise = accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations**2)
         return Charge(noise, query.changed_counters * self.participations**2)
 
 
-@dataclass(frozen=True)
 class ToeplitzGaussian(ContinualGaussian):
     """Continual counting by the square root of the matrix of running sums."""
 
     description: ClassVar[str] = "continual counting by a trusted server (square-root Toeplitz factorisation, Gaussian)"
 
 
-@dataclass(frozen=True)
 class TreeGaussian(ContinualGaussian):
     """Continual counting by a binary tree."""
 
     description: ClassVar[str] = "continual counting by a trusted server (binary tree, Gaussian)"
 
 
-@dataclass(frozen=True)
 class LocalGaussian(CentralGaussian):
     """Every user adds Gaussian noise to each of its own counters, as much as a server would for all."""
 
@@ -278,7 +264,6 @@ class LocalGaussian(CentralGaussian):
         return GaussianNoise(super()._noise(query, 1).sd * math.sqrt(users))
 
 
-@dataclass(frozen=True)
 class LocalUnary(Mechanism[UnaryNoise]):
     """Every user reports one family and step, chosen at random, in unary encoding with flipped bits."""
 
@@ -291,7 +276,7 @@ class LocalUnary(Mechanism[UnaryNoise]):
     def _noise(self, query: CountQuery, users: int) -> UnaryNoise:
         if self.participations > 1:
             raise InvalidInputError("local-sampled is calibrated for one participation; use the privatizer local.")
-        return UnaryNoise(users, query.touched_counters, calibrate_unary(self.budget))
+        return UnaryNoise(users, query.touched_counters, accounting.calibrate_unary(self.budget))
 
     def _charge(self, query: CountQuery, users: int) -> Charge:
         # One user's report shows one family and step: a replaced user changes two of its bits.

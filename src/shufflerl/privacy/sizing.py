@@ -51,10 +51,9 @@ def size_up(
 def _paper_protocol(query: CountQuery, users: int, budget: Budget) -> Protocol | None:
     """What the paper's constants ask for; None where that is no noise that can be drawn."""
     try:
-        protocol = Protocol(query, users, ShuffledBinomial(budget).noise(query, users))
+        return Protocol(query, users, ShuffledBinomial(budget).noise(query, users))
     except InvalidInputError:  # users and budget are good: it is the number of bits, or their probability, that is not
         return None
-    return protocol
 
 
 def certificate_of(

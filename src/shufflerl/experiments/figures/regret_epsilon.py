@@ -10,15 +10,7 @@ from shufflerl.arrays import FloatArray
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, lower, number, spread, together, within
 from shufflerl.experiments.figures import base, style
-from shufflerl.experiments.figures.lines import (
-    LINES,
-    OPTIMISTIC,
-    PE,
-    SDP_PE,
-    UCBVI_JDP,
-    UCBVI_LDP,
-    Line,
-)
+from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, PE, SDP_PE, UCBVI_JDP, UCBVI_LDP, Line
 
 ENV = "riverswim"
 EPSILONS = {"full": (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0), "quick": (0.1, 1.0, 10.0)}

@@ -167,42 +167,32 @@ def parse_announcement(payload: bytes) -> Agreement:
 
 
 def _parse(announcement: Announcement, payload: bytes) -> Agreement:
-    cells = announcement.horizon * announcement.states * announcement.actions * announcement.states
+    horizon, states, actions = announcement.horizon, announcement.states, announcement.actions
+    users, excludable = announcement.users, announcement.excludable
+    cells = horizon * states * actions * states
     if max(cells, len(announcement.policies)) > _MAX_CELLS:
         raise InvalidInputError(f"It has {cells:,} counters; expected at most {_MAX_CELLS:,}.")
     support: BoolArray | None = None
     if announcement.support is not None:
-        shape = (announcement.horizon - 1, announcement.states, announcement.actions, announcement.states)
+        shape = (horizon - 1, states, actions, states)
         packed = np.frombuffer(announcement.support, dtype=np.uint8)
         if len(packed) != -(-math.prod(shape) // 8):
             raise InvalidInputError(f"Its support has {len(packed)} bytes; expected one bit per transition.")
         support = np.unpackbits(packed, count=math.prod(shape)).astype(np.bool_).reshape(shape)
-    policies = (
-        np.frombuffer(announcement.policies, dtype="<u2")
-        .reshape(-1, announcement.horizon, announcement.states)
-        .astype(np.int32)
-    )
+    policies = np.frombuffer(announcement.policies, dtype="<u2").reshape(-1, horizon, states).astype(np.int32)
     mixture = Mixture(policies, announcement.weights)
-    problem = Problem(
-        announcement.horizon, announcement.states, announcement.actions, announcement.users, support=support
-    )
+    problem = Problem(horizon, states, actions, users, support=support)
     query = CountQuery(problem, announcement.transition_steps, announcement.reward_steps)
-    batch = Batch(announcement.batch, announcement.users, mixture, query)
-    if announcement.excludable > (announcement.users - 1 if announcement.transport == Transport.sums else 0):
+    batch = Batch(announcement.batch, users, mixture, query)
+    if excludable > (users - 1 if announcement.transport == Transport.sums else 0):
         raise InvalidInputError(
-            f"It may exclude {announcement.excludable} of {announcement.users} users; of sums somebody must be left, "
-            "of tags nobody is excluded."
+            f"It may exclude {excludable} of {users} users; of sums somebody must be left, of tags nobody is excluded."
         )
-    protocol = Protocol(
-        query,
-        announcement.users,
-        PoissonNoise(announcement.noise_mean),
-        1 - announcement.excludable / announcement.users,
-    )
+    protocol = Protocol(query, users, PoissonNoise(announcement.noise_mean), 1 - excludable / users)
     if (tags := protocol.rate * query.size) > _MAX_NOISE:
         raise InvalidInputError(
-            f"Each of its {announcement.users:,} users would draw about {float(tags):,.0f} noise tags; expected at "
-            f"most {_MAX_NOISE:,}. Ask more users at once, or allow a larger epsilon."
+            f"Each of its {users:,} users would draw about {float(tags):,.0f} noise tags; expected at most "
+            f"{_MAX_NOISE:,}. Ask more users at once, or allow a larger epsilon."
         )
     agreement = Agreement(announcement, crypto.digest(payload), batch, protocol)
     _ = agreement.envelope_bytes  # of sums that could wrap, and of noise that is too small a number, there is no length
