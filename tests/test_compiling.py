@@ -16,16 +16,18 @@ import pytest
 from shufflerl import compiling
 from shufflerl.population_kernels import draw_one
 
+CONSTANT = "VALUE = {value}"
 CALLEE = """
 from shufflerl.compiling import compiled, inlined
+from shufflerl.constant import VALUE
 
 @compiled
 def called():
-    return {value}
+    return {value} * VALUE
 
 @inlined
 def pasted():
-    return {value}
+    return {value} * VALUE
 """
 CALLER = """
 from shufflerl.compiling import compiled
@@ -42,21 +44,23 @@ print(total(), sum(total.stats.cache_hits.values()))
 
 
 def test_a_changed_callee_is_never_served_from_the_cache(tmp_path: Path) -> None:
-    """A package of the same name with our decorators and two files, one of which is edited between runs."""
+    """A package of the same name with our decorators and three files, two of which are edited between runs."""
     package = tmp_path / "shufflerl"
     package.mkdir()
     (package / "__init__.py").touch()
     shutil.copy(str(compiling.__file__), package)
     (package / "caller.py").write_text(CALLER)
 
-    def run(value: int) -> list[int]:
+    def run(value: int, constant: int) -> list[int]:
         (package / "callee.py").write_text(CALLEE.format(value=value))
+        (package / "constant.py").write_text(CONSTANT.format(value=constant))
         done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True)
         return [int(word) for word in done.stdout.split()]
 
-    assert run(1) == [2, 0]
-    assert run(1) == [2, 1], "an unchanged kernel comes from the cache"
-    assert run(10) == [20, 0]
+    assert run(1, 1) == [2, 0]
+    assert run(1, 1) == [2, 1], "an unchanged kernel comes from the cache"
+    assert run(10, 1) == [20, 0]
+    assert run(10, 2) == [40, 0], "a constant of another file is compiled in too"
 
 
 @pytest.mark.parametrize("trouble", [AttributeError("no _cache"), RuntimeError("no place to write")])

@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "population": "counts mdp population_kernels",
     "history": "counts mdp planning",
     "loop": "history learners mdp population privatizers",
-    "episodes": "layout learners mdp planning_kernels population population_kernels privatizers",
+    "episodes_kernels": "learners planning_kernels population_kernels",
+    "episodes": "episodes_kernels layout learners mdp population privatizers",
     "experiment": "counts envs history learners loop mdp population privacy privatizers",
     "plots": "experiment mdp",
     "experiments": "counts envs estimation experiment history learners loop mdp noise planning plots population "

@@ -6,6 +6,7 @@ Each takes and returns plain arrays; callers have checked the shapes.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,16 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 def _sources_digest() -> bytes:
-    """A digest of every file with kernels: all that import this one."""
-    texts = (file.read_bytes() for file in sorted(Path(__file__).parent.rglob("*.py")))
-    return hashlib.sha256(b"\0".join(text for text in texts if b"shufflerl.compiling" in text)).digest()
+    """A digest of every file with kernels, which are all that import this one, and of those that these import."""
+    here = Path(__file__).parent
+    texts = {
+        ".".join(file.relative_to(here.parent).with_suffix("").parts): file.read_text("utf-8")
+        for file in here.rglob("*.py")
+    }
+    kernels = [text for text in texts.values() if "from shufflerl.compiling import" in text]
+    names = set(re.findall(r"from (shufflerl\.[\w.]+)", "".join(kernels)))
+    imported = [text for name, text in texts.items() if name in names or name.rpartition(".")[0] in names]
+    return hashlib.sha256("\0".join(sorted(kernels + imported)).encode()).digest()
 
 
 _STAMP = _sources_digest()

@@ -9,18 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.random import Generator
 
-from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray, StateArray
-from shufflerl.compiling import compiled
+from shufflerl.arrays import FloatArray, PolicyArray
+from shufflerl.episodes_kernels import play_episodes
 from shufflerl.layout import Layout
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
-from shufflerl.learners.ucbvi_kernels import optimistic_policy
 from shufflerl.mdp import Mixture
-from shufflerl.planning_kernels import policy_value
 from shufflerl.population import CountPopulation, Population
-from shufflerl.population_kernels import add_counts
 from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer
 from shufflerl.privatizers.none import NoPrivacy
 
@@ -87,68 +83,3 @@ def _draws_ahead(privatizer: Privatizer) -> bool:
     """Whether the privatizer's noise can be drawn before the counts; not if a subclass releases in a way of its own."""
     own = type(privatizer).release
     return privatizer.draws_ahead and own in (AdditivePrivatizer.release, NoPrivacy.release)
-
-
-@compiled
-def add_noisy(sums: FloatArray, seen: FloatArray, noise: FloatArray) -> None:
-    """Add what was seen and its noise to the sums, and forget it. In one loop: array expressions compile slowly."""
-    total, part, added = sums.reshape(-1), seen.reshape(-1), noise.reshape(-1)
-    for i in range(len(total)):
-        total[i] += part[i] + added[i]
-        part[i] = 0.0
-
-
-@compiled
-def play_episodes(
-    planner: Generator,
-    users: Generator,
-    row_starts: IntArray,
-    successors: StateArray,
-    probabilities: FloatArray,
-    rewards: FloatArray,
-    start: FloatArray,
-    moves: FloatArray,
-    pays: FloatArray,
-    noise_moves: FloatArray,
-    noise_pays: FloatArray,
-    added_variances: FloatArray,
-    variance: float,
-    support: BoolArray,
-    bernstein: bool,
-    scale: float,
-    log_term: float,
-    policies: PolicyArray,
-    values: FloatArray,
-) -> float:
-    """One episode per entry of `policies` and `values`: plan, play one user, add its noisy counts to the sums.
-
-    Rows lead everywhere, so that transitions stand in the order of `moves`. `policies[0]` comes in as the policy
-    deployed so far. `noise_moves[t]` and `noise_pays[t]` are what the privatizer adds to the counts of episode t (no
-    entries: nothing), by which the noise of the sums, of `variance` before the first episode, grows by
-    `added_variances[t]`. Returns its variance after the last.
-    """
-    states = start.shape[0]
-    value = np.empty(states)
-    after = np.empty(states)
-    noisy = len(noise_moves) > 0
-    seen_moves = np.zeros_like(moves) if noisy else moves
-    seen_pays = np.zeros_like(pays) if noisy else pays
-    for t in range(len(policies)):
-        policy = policies[t]
-        if t > 0:
-            for h, x in np.ndindex(policy.shape):
-                policy[h, x] = policies[t - 1, h, x]
-        optimistic_policy(planner, moves, pays, variance, support, bernstein, scale, log_term, policy, value, after)
-        policy_value(row_starts, successors, probabilities, rewards, policy, value, after)
-        total = 0.0
-        for x in range(states):
-            total += start[x] * value[x]
-        values[t] = total
-        add_counts(
-            users, row_starts, successors, probabilities, rewards, start, policy, 1, seen_moves.reshape(-1), seen_pays
-        )
-        if noisy:
-            add_noisy(moves, seen_moves, noise_moves[t])
-            add_noisy(pays, seen_pays, noise_pays[t])
-            variance += added_variances[t]
-    return variance

@@ -17,19 +17,6 @@ from shufflerl.experiments.figures import (
 )
 from shufflerl.experiments.figures.base import Figure
 
-FIGURES: tuple[Figure, ...] = tuple(
-    figure.FIGURE
-    for figure in (
-        regret_epsilon,
-        regret_curves,
-        bandit,
-        switches,
-        bounds,
-        noise,
-        theorem,
-        messages,
-        scaling,
-        spectrum,
-        suite,
-    )
-)
+_ORDER = (regret_epsilon, regret_curves, bandit, switches, bounds, noise, theorem, messages, scaling, spectrum, suite)
+
+FIGURES: tuple[Figure, ...] = tuple(figure.FIGURE for figure in _ORDER)
