@@ -4,6 +4,9 @@ BIN := .venv/bin
 # A file of tests is one worker's, so that what its tests share is made once; files with slow tests begin first.
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
+# Whoever starts Python over and over should not compile the same files each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install chromium run demo lint compiled check coverage test test-ray mutants bench docs clean
 
 install: .venv/.installed

@@ -32,6 +32,7 @@ class Parts:
         return self.values.get(name)
 
 
+@pytest.mark.slow
 def test_every_order_of_a_batch_is_equally_likely() -> None:
     """Four tags from two slices over three buckets: 24 orders; level 1e-7."""
     runs, orders = 12_000, Counter[bytes]()
