@@ -89,7 +89,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "network/masking.py": (("masking", "lengths"), ("unmasking", "summing")),
     "network/mixing.py": (("mixing",), ("shuffler",)),
     "network/node.py": (("node",), ("device", "network_processes")),
-    "network/opening.py": (("unmasking",), ("coordinator", "summing")),
+    "network/opening.py": (("coordinator", "unmasking"), ("summing",)),
     "network/reporting.py": (
         ("network_agreement", "masking", "lengths", "node"),
         ("wire", "device"),
