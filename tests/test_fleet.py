@@ -55,7 +55,7 @@ def fleet(place: Place, tokens: list[bytes], **changes: Any) -> Iterator[Fleet]:
 def test_a_node_is_its_token_wherever_it_stands_in_the_list(place: Place) -> None:
     tokens = [place.world.mint() for _ in range(2)]
     with fleet(place, tokens) as first:
-        asyncio.run(first.run())
+        asyncio.run(asyncio.wait_for(first.run(), 20))
         assert first.verdicts == {"accepted": 2}
         assert len(first._ledger.releases) == 2
     check_sent(place)

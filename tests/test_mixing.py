@@ -130,6 +130,16 @@ def test_a_batch_that_lost_a_report_is_not_released() -> None:
     assert world.shuffler.status(world.task).state == State.sealed
 
 
+@pytest.mark.usefixtures("sliced")
+def test_a_batch_that_lost_a_part_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = sealed_world()
+    kept = world.store.kept
+    monkeypatch.setattr(world.store, "kept", lambda id, name: kept(id, name) if name.startswith("slice") else None)
+    assert not world.shuffler.advance()
+    assert "partial result of batch 0 is missing" in (world.shuffler.trouble or "")
+    assert world.shuffler.status(world.task).state == State.sealed
+
+
 def test_another_process_that_was_faster_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     world = sealed_world()
     other = Shuffler(

@@ -480,7 +480,16 @@ def test_a_privatizer_with_a_release_of_its_own_is_not_bypassed() -> None:
     assert privatizer.seen == 50
 
 
+def test_without_privacy_no_noise_is_drawn_ahead() -> None:
+    """No rows at all: the compiled loop would add what is in them, whatever that is."""
+    query = CountQuery.everything(MDP_.problem(1))
+    noise, added_variances = privatizers.make("none").noise_of_episodes(query, range(5))
+    assert noise.shape == (0, query.size)
+    assert added_variances.shape == (0,)
+
+
 def test_the_papers_certificate_covers_every_size_of_batch() -> None:
+    """What is drawn costs no more than is charged, and that no more than is certified; of many users it is equal."""
     learner_ = UCBVI(MDP_.problem(10), 0)
     with pytest.warns(PrivacyWarning):
         privatizer = privatizers.make("shuffle-paper", learner_, epsilon=40.0, delta=0.05, seed=0)
@@ -489,8 +498,10 @@ def test_the_papers_certificate_covers_every_size_of_batch() -> None:
     stated = privatizer.certificate(query).epsilon
     tau = privatizer._tau(query)
     for users in (1, 2, int(tau), int(tau) + 1, int(tau) + 2, int(2 * tau), int(100 * tau)):
-        charge = privatizer._charge(query, users)
-        assert privacy_loss(charge.noise, charge.changed).epsilon(0.05) <= stated
+        charge, drawn = privatizer._charge(query, users), privatizer._noise(query, users)
+        charged = privacy_loss(charge.noise, charge.changed).epsilon(0.05)
+        assert privacy_loss(drawn, query.changed_counters).epsilon(0.05) <= charged <= stated
+        assert users <= tau or charge.noise == drawn
 
 
 def test_a_budget_that_cannot_be_met_is_refused_when_the_privatizer_is_made() -> None:
