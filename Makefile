@@ -4,7 +4,10 @@ BIN := .venv/bin
 # A file of tests is one worker's, so that what its tests share is made once; files with slow tests begin first.
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install chromium run demo lint compiled check test test-ray mutants bench docs clean
+# Whoever starts Python over and over should not compile the same files each time.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: install chromium run demo lint compiled check coverage test test-ray mutants bench docs clean
 
 install: .venv/.installed
 
@@ -40,6 +43,10 @@ check: install
 	$(MAKE) --no-print-directory -j2 lint compiled
 	$(PYTEST) -m 'not slow'
 
+# Which lines the quick tests reach. Not of `make test`: tracing costs half as much again (CONTRIBUTING.md).
+coverage: install compiled
+	$(PYTEST) -m 'not slow' --cov --cov-report=term:skip-covered
+
 test: install chromium
 	$(MAKE) --no-print-directory -j2 lint compiled
 	$(PYTEST)
@@ -50,7 +57,7 @@ test-ray: install
 	$(BIN)/pytest -k ray tests/test_sweep.py tests/test_reproduce.py
 
 # Small faults, one at a time, and whether a test notices; for an evening, and no part of `make test`. Taken up where it
-# stopped; make mutants ARGS='--most 50 --files privacy/noise.py' tries some.
+# stopped; make mutants ARGS='--most 50 --files noise.py' tries some.
 mutants: install
 	$(BIN)/python -m tests.mutants $(ARGS)
 
@@ -71,4 +78,4 @@ bench: install
 	touch $@
 
 clean:
-	rm -rf .venv .peer-venv out site dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .peer-venv out site dist .coverage .mypy_cache .ruff_cache .pytest_cache

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,18 +19,20 @@ settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Two more than there are processors, as many tests wait for processes of theirs."""
-    return (os.cpu_count() or 1) + 2
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two more than there are processors, as many slow tests wait for processes of theirs; quick ones do not."""
+    return (os.cpu_count() or 1) + (0 if config.option.markexpr == "not slow" else 2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, so that none of them is left for the end, when other workers have nothing to do."""
+    """The slowest files first, so that none of them is left for the end, when other workers have nothing to do."""
+    seconds: Counter[Path] = Counter()
     for item in items:
         if {"cluster", "chromium"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+        if slow := item.get_closest_marker("slow"):
+            seconds[item.path] += slow.args[0] if slow.args else 1
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from shufflerl import planning
@@ -63,6 +66,11 @@ def all_trajectories(mdp: MDP, policy: PolicyArray) -> tuple[IntArray, IntArray,
             weights.append(weight)
     xs, actions, bits = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     return xs, actions, bits, np.array(weights)
+
+
+def mostly_slow(cases: Iterable[tuple[Any, ...]], quick: int) -> list[Any]:
+    """Cases of a test as parameters, of which but the first few are for `make test` alone."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (number >= quick)) for number, case in enumerate(cases)]
 
 
 mdps = st.builds(

@@ -241,6 +241,7 @@ def test_no_noise_is_no_privacy() -> None:
 LOSSES: list[Noise] = [PoissonNoise(50.0), BinomialNoise(300, 0.3), GaussianNoise(7.0)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
     noise=st.sampled_from(LOSSES),
@@ -262,6 +263,7 @@ def test_delta_falls_with_epsilon_and_they_invert_each_other(
         assert loss.delta(loss.epsilon(small)) <= small * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(half=st.integers(1, 30), mean=st.floats(15, 1e5), factor=st.floats(1.05, 3), epsilon=st.floats(0.05, 3))
 def test_more_noise_or_fewer_changes_cost_less(half: int, mean: float, factor: float, epsilon: float) -> None:
@@ -284,6 +286,7 @@ def test_calibration_is_certified_and_wastes_nothing(changed: int, epsilon: floa
     assert calibrate(Budget(epsilon, DELTA), changed) is noise
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(
     epsilon=st.floats(-2, 1).map(lambda e: 10**e),
@@ -633,6 +636,7 @@ def test_a_calibrated_budget_comes_back_as_it_was(epsilon: float) -> None:
     assert privacy_loss(UnaryNoise(1, 3, flip), 2).epsilon(DELTA) <= epsilon
 
 
+@pytest.mark.slow
 def test_special_functions_are_as_precise_as_the_accountant_takes_them_to_be() -> None:
     """Half of the error allowed for; the rest is for the roundings around them."""
     points = np.concatenate([np.linspace(-1, 40, 3001), np.geomspace(1e-12, 1, 300), np.geomspace(1, 1e3, 300)])

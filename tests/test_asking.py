@@ -183,6 +183,7 @@ def test_nothing_is_learned_from_what_was_not_asked() -> None:
     assert (posterior.reward_sampling[2][played[2]] < 1e-2).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_a_row_matters_as_much_as_its_next_states_may_differ(seed: int) -> None:

@@ -25,6 +25,7 @@ from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, privacy_loss
 from shufflerl.privacy.audit import MIN_SAMPLES, AuditReport, InMemory, audit, refutable_epsilon, visible_shortfall
 from shufflerl.privacy.protocol import Protocol
+from tests.examples import mostly_slow
 
 BUDGET = Budget(1.0, 1e-5)
 CHEAP = Budget(4.0, 1e-5)  # less noise, fewer messages
@@ -277,7 +278,9 @@ FAULTS: list[tuple[Callable[[], InMemory], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "catchers"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("fault", "catchers"), mostly_slow(FAULTS, 3), ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_planted_fault_is_caught(fault: Callable[[], InMemory], catchers: set[str]) -> None:
     report = audit(CHEAP, samples=200, level=1e-6, system=fault())
     assert not report.passed
@@ -289,12 +292,14 @@ def sound() -> AuditReport:
     return audit(BUDGET, samples=1000, level=1e-5)
 
 
+@pytest.mark.slow
 def test_the_sound_system_passes(sound: AuditReport) -> None:
     assert sound.passed, str(sound)
     assert {finding.name for finding in sound.tests} == DETERMINISTIC | STATISTICAL
     assert 0 <= sound.epsilon_lower_bound <= sound.claimed_epsilon
 
 
+@pytest.mark.slow
 def test_a_report_reads_well_and_fits_into_json(sound: AuditReport) -> None:
     text, values = str(sound), json.loads(json.dumps(sound.as_dict()))
     assert text.startswith("Audit passed\nAttacked: path protocol, the protocol's randomizer, shuffler and analyzer")
@@ -321,6 +326,7 @@ def test_a_failed_report_names_the_fault() -> None:
     assert {finding.name for finding in report.tests} == DETERMINISTIC
 
 
+@pytest.mark.slow
 def test_a_factor_two_in_the_composition_shows_in_the_observers_errors() -> None:
     """Without looking at the calibration: the bound is about 2.46, give or take 0.08, where 2 is claimed."""
     budget, rng = Budget(2.0, 1e-5), np.random.default_rng(3)
@@ -338,6 +344,7 @@ def test_a_factor_two_in_the_composition_shows_in_the_observers_errors() -> None
     assert (p_values["noise law"] or 0.0) > 1e-6  # the noise is as declared; it is declared too small
 
 
+@pytest.mark.slow
 def test_the_gaussian_reading_is_no_false_alarm() -> None:
     """At the observer's threshold calibrated Poisson noise shows no more than the Gaussian mu of the claim."""
     changed = 6

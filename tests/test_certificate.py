@@ -127,6 +127,7 @@ def test_sizes_state_the_budget_and_what_is_truly_spent(gamma: float) -> None:
     assert sized["paper"]["epsilon"] == sized["paper"]["true_epsilon"] == pytest.approx(0.0372, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1e-9, 1e-300])
 def test_what_the_paper_cannot_draw_does_not_hide_ours(epsilon: float) -> None:
     sized = size_up(epsilon, 1e-5, horizon=6, states=4, actions=2, users=1000, gamma=1.0)

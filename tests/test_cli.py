@@ -108,6 +108,7 @@ def test_progress_over_seeds_rises_to_the_total(monkeypatch: pytest.MonkeyPatch)
     assert seen == [(100.0 * step, 900) for step in range(1, 10)]
 
 
+@pytest.mark.slow
 def test_an_error_is_the_only_line_on_stderr() -> None:
     command = [sys.executable, "-c", "from shufflerl.cli import main; main()", "run", "bandit", "--learner-param"]
     done = subprocess.run([*command, "first=0"], capture_output=True, text=True, check=False)
@@ -117,6 +118,7 @@ def test_an_error_is_the_only_line_on_stderr() -> None:
     assert done.stderr.startswith("shufflerl: first is 0")
 
 
+@pytest.mark.slow
 def test_our_environments_are_known_to_gymnasium_in_any_order() -> None:
     command = [sys.executable, "-c", "from shufflerl.cli import main; main()", "run", "gymnasium", "--episodes", "20"]
     options = ["--env-param", "id=shufflerl/RiverSwim-v0", "--env-param", "horizon=3", "--json"]
@@ -153,6 +155,7 @@ def test_a_private_run_carries_its_certificate(call: Call) -> None:
     assert "sd 24.78 on each counter of a batch" in text
 
 
+@pytest.mark.slow
 def test_the_papers_learner_tells_its_stages(call: Call) -> None:
     arguments = ("run", "riverswim", "--learner", "sdp-pe", "--privatizer", "shuffle", "--epsilon", "5")
     code, text = call(*arguments, "--trace", "--explain")

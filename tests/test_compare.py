@@ -191,6 +191,7 @@ def test_a_figure_says_which_band_it_shows_and_gives_a_learner_one_look(results:
         assert len(looks) == 3
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_json_and_a_figure(
     results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ print(total(), sum(total.stats.cache_hits.values()))
 """
 
 
+@pytest.mark.slow
 def test_a_changed_callee_is_never_served_from_the_cache(tmp_path: Path) -> None:
     """A package of the same name with our decorators and three files, two of which are edited between runs."""
     package = tmp_path / "shufflerl"

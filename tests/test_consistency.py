@@ -402,6 +402,7 @@ LAWS: dict[str, Noise] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 def test_assumption_1_holds_at_its_rate(law: Noise) -> None:
     """The event that E is made for fails at about the stated rate, and wherever it holds, so does Assumption 1."""
@@ -420,6 +421,7 @@ def test_assumption_1_holds_at_its_rate(law: Noise) -> None:
     assert stats.binomtest(outside, number, FAILURE / 3, alternative="less").pvalue > LEVEL / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["known support", "one crude layer", "families at different steps", "rewards only"])
 def test_assumption_1_holds_for_every_query(name: str) -> None:
     batch, number = QUERIES[name], 600
@@ -434,6 +436,7 @@ def test_assumption_1_holds_for_every_query(name: str) -> None:
     assert at_most(outside, number, FAILURE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 def test_a_smaller_precision_fails(law: Noise) -> None:
     """At E/2 the noise is out of bounds nearly always, and Assumption 1 fails in more than the stated share of runs."""

@@ -73,6 +73,7 @@ def expected(coordinator: Coordinator, sent: IntArray) -> list[float]:
     return values
 
 
+@pytest.mark.slow
 def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
     """The learner is handed exactly what was sent, less the expected noise; the ledger has every batch, in order."""
     coordinator = Coordinator(tmp_path, RUN)
@@ -136,6 +137,7 @@ def test_the_certificate_says_what_its_own_noise_is_worth(
     coordinator.close()
 
 
+@pytest.mark.slow
 def test_every_batch_has_a_key_of_its_own(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path, RUN)
     keys = []
@@ -323,6 +325,7 @@ def test_weak_budgets_are_told() -> None:
         dataclasses.replace(RUN, budget=Budget(20.0, 1e-5))
 
 
+@pytest.mark.slow
 def test_workers_count_as_one_process_does() -> None:
     key = crypto.new_box_key()
     tags = np.random.default_rng(0).integers(50, size=5000).tolist()

@@ -169,6 +169,7 @@ def test_a_learner_that_cannot_be_demonstrated_is_refused_before_anything_starts
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sdp-pe", "optimistic", "ucbvi"])
 def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
     """By replaying the releases; it survives a restart, and what a learner does not know is not told."""
@@ -209,6 +210,7 @@ def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
     again.close()
 
 
+@pytest.mark.slow
 def test_long_histories_and_wide_policies_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from shufflerl.network.coordinator import dashboard
 

@@ -86,6 +86,7 @@ def live(folder: Path) -> Iterator[Live]:
             yield system
 
 
+@pytest.mark.slow
 def test_the_device_of_the_page(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     code, shown = (block for block in pages.blocks(PAGE.read_text()) if block.language in ("python", "text"))
     names: dict[str, Any] = {"__name__": "__main__"}

@@ -24,6 +24,7 @@ def test_the_sweep_covers_twelve_decades_in_halves() -> None:
     assert steps == pytest.approx([0.5] * 24, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_theorem_shows_in_its_table(rows: list[theorem.Row]) -> None:
     assert [(row.epsilon, row.episodes) for row in rows] == [(e, k) for e in theorem.EPSILONS for k in EPISODES]
     assert all(row.optimum_kept for row in rows)
@@ -44,12 +45,14 @@ def test_the_theorem_shows_in_its_table(rows: list[theorem.Row]) -> None:
     assert 300 < private[0].precision < private[2].precision < 600
 
 
+@pytest.mark.slow
 def test_the_product_set_keeps_no_fewer(rows: list[theorem.Row]) -> None:
     product = theorem.sweep(EPISODES[1:], (None,), (1,), policies="product")
     assert all(mine.log2_policies >= its.log2_policies for mine, its in zip(product, rows[1:3], strict=True))
     assert all(row.optimum_kept for row in product)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_writes_the_figure_whole(
     rows: list[theorem.Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,10 +51,11 @@ def fleet(place: Place, tokens: list[bytes], **changes: Any) -> Iterator[Fleet]:
         made.close()
 
 
+@pytest.mark.slow
 def test_a_node_is_its_token_wherever_it_stands_in_the_list(place: Place) -> None:
     tokens = [place.world.mint() for _ in range(2)]
     with fleet(place, tokens) as first:
-        asyncio.run(first.run())
+        asyncio.run(asyncio.wait_for(first.run(), 20))
         assert first.verdicts == {"accepted": 2}
         assert len(first._ledger.releases) == 2
     check_sent(place)
@@ -149,6 +150,7 @@ environment_parameters = {{ n_states = 2, horizon = 2 }}
     return code, json.loads(said)
 
 
+@pytest.mark.slow
 def test_a_fleet_ends_with_the_run(place: Place, call: Call, caplog: pytest.LogCaptureFixture) -> None:
     """Tokens that were not needed are told, and no failure: their users are not charged."""
     with fleet(place, [place.world.mint() for _ in range(2)]) as first:
@@ -167,6 +169,7 @@ def test_a_fleet_ends_with_the_run(place: Place, call: Call, caplog: pytest.LogC
         assert len(left._ledger.releases) == 2
 
 
+@pytest.mark.slow
 def test_refused_reports_are_told_and_a_failure(place: Place, call: Call) -> None:
     """If the first tokens were all not issued here, the others are not tried: they would be charged for nothing."""
     false = [bytes([number]) * wire.TOKEN_BYTES for number in range(4)]
@@ -181,6 +184,7 @@ def test_refused_reports_are_told_and_a_failure(place: Place, call: Call) -> Non
     assert "1 of 2 reports were refused (1 as unauthorized), 0 tokens are left" in str(code)
 
 
+@pytest.mark.slow
 def test_nodes_say_that_they_wait_and_end_in_order_when_told_to(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("00" * wire.TOKEN_BYTES)
     pinned = ("--task", "00" * 16, "--coordinator-key", "11" * 32, "--shuffler-key", "22" * 32, "--epsilon", "1")

@@ -55,6 +55,7 @@ def test_true_counts_are_left_alone(mdp: MDP, seed: int) -> None:
     np.testing.assert_allclose(conserved.visits, release.tables[1].sum(axis=(2, 3)), atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("start", [None, 0])
 def test_it_is_unbiased_and_removes_noise(sparse: bool, start: int | None) -> None:
@@ -168,6 +169,7 @@ def test_where_all_cells_are_possible_it_is_least_squares(
     np.testing.assert_allclose(conserved.visits, release.batch.query.scatter(exact)[1].sum(axis=(2, 3)), atol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -238,6 +238,7 @@ class Scripted(gymnasium.Env[Any, Any]):
 
 
 class TestSimulators:
+    @pytest.mark.slow
     def test_agrees_with_the_table(self) -> None:
         mdp = bridged("FrozenLake-v1", 12, reward_low=-0.5, reward_high=1.5)
         simulator = GymSimulator(gymnasium.make("FrozenLake-v1", max_episode_steps=-1), 12, -0.5, 1.5)
@@ -249,6 +250,7 @@ class TestSimulators:
         ended = [float(states[-1] == mdp.n_states - 1) for states, _, _ in played]
         assert agrees(ended, visit_probabilities(mdp.transitions, mdp.start, policy[None])[0, -1, -1])
 
+    @pytest.mark.slow
     def test_our_own_environment_declares_its_rewards(self) -> None:
         simulator = simulated("shufflerl/RiverSwim-v0", 6)
         mdp = make("riverswim")

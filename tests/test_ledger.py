@@ -37,6 +37,7 @@ def test_disjoint_users_share_the_budget_in_parallel() -> None:
     assert ledger.releases == [f"batch {batch}" for batch in range(5)]
 
 
+@pytest.mark.slow
 def test_the_same_users_compose() -> None:
     ledger = Ledger("task", BUDGET)
     ledger.record("first", HALF, cohort="ward 7")
@@ -56,6 +57,7 @@ def test_overspending_is_refused_and_leaves_no_trace() -> None:
     assert ledger.releases == ["first", "elsewhere"]
 
 
+@pytest.mark.slow
 def test_the_refusal_tells_spent_from_asked_and_what_fits() -> None:
     ledger = Ledger("task", BUDGET)
     ledger.record("first", HALF, cohort="ward 7")
@@ -327,6 +329,7 @@ def test_rows_changed_behind_its_back_are_found(change: str, tmp_path: Path) -> 
         Ledger("task", BUDGET, path)
 
 
+@pytest.mark.slow
 def test_any_flipped_byte_is_found_or_harmless(tmp_path: Path) -> None:
     original = _filled(tmp_path / "ledger")
     content = original.read_bytes()

@@ -25,6 +25,7 @@ def test_all_reports_of_a_batch_have_the_same_bytes(transport: Transport) -> Non
     assert len({len(wire.encode(Upload(batch=0, attempt=0, reports=[report]))) for report in reports}) == 1
 
 
+@pytest.mark.slow
 def test_whoever_drops_the_longest_reports_keeps_all_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network lets through the shortest of many reports; the coordinator opens what the shuffler mixed.
 

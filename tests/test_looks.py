@@ -45,6 +45,7 @@ def _bandit(means: FloatArray, errors: FloatArray, told: FloatArray) -> Rows:
     return Rows(*rows, none, none, none, ones, ones, ones, rewards, variances, *unlike, visits, told, 0.0, False)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -118,6 +119,7 @@ def _optimal_stopping(most: float) -> tuple[FloatArray, FloatArray]:
     return 1 / visits[1:] - 1, bounds
 
 
+@pytest.mark.slow
 def test_looks_without_noise_end_where_optimal_stopping_would() -> None:
     """Tries of half of the visits that are known, errors as bold as looks take them, 10 to 30,000 users to a visit.
 

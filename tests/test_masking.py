@@ -105,6 +105,7 @@ def test_noise_that_no_device_could_draw_is_refused(transport: Transport) -> Non
         meaning_of(world, noise_mean=100 * 20.24e6 / 24)
 
 
+@pytest.mark.slow
 @given(users=st.integers(2, 10**6), data=st.data(), fraction=st.floats(0.05, 1.0))
 @settings(max_examples=60, deadline=None)
 def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(

@@ -33,6 +33,7 @@ class Parts:
         return self.values.get(name)
 
 
+@pytest.mark.slow
 def test_every_order_of_a_batch_is_equally_likely() -> None:
     """Four tags from two slices over three buckets: 24 orders; level 1e-7."""
     runs, orders = 12_000, Counter[bytes]()
@@ -127,6 +128,16 @@ def test_a_batch_that_lost_a_report_is_not_released() -> None:
     world.store._db.execute("DELETE FROM reports WHERE rowid = 3")
     assert not world.shuffler.advance()
     assert "never released short" in (world.shuffler.trouble or "")
+    assert world.shuffler.status(world.task).state == State.sealed
+
+
+@pytest.mark.usefixtures("sliced")
+def test_a_batch_that_lost_a_part_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = sealed_world()
+    kept = world.store.kept
+    monkeypatch.setattr(world.store, "kept", lambda id, name: kept(id, name) if name.startswith("slice") else None)
+    assert not world.shuffler.advance()
+    assert "partial result of batch 0 is missing" in (world.shuffler.trouble or "")
     assert world.shuffler.status(world.task).state == State.sealed
 
 

@@ -37,6 +37,7 @@ from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit import MIN_SAMPLES, audit
 from shufflerl.privacy.mechanism import ShuffledPoisson
 from shufflerl.privacy.protocol import Protocol
+from tests.examples import mostly_slow
 from tests.network_world import pretend_to_seal
 
 Path = Literal["tags", "sums"]
@@ -247,7 +248,9 @@ FAULTS: list[tuple[Path, Plant, set[str]]] = [
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize(("path", "plant", "catchers"), FAULTS, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("path", "plant", "catchers"), mostly_slow(FAULTS, 4), ids=lambda value: getattr(value, "__name__", None)
+)
 def test_a_fault_planted_into_a_role_is_caught(
     path: Path, plant: Plant, catchers: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +259,7 @@ def test_a_fault_planted_into_a_role_is_caught(
     assert catchers <= set(report.failures), str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_half_the_noise_of_many_users_alone_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     halved_rate(monkeypatch, least=1000)
@@ -265,6 +269,7 @@ def test_half_the_noise_of_many_users_alone_is_caught(path: Path, monkeypatch: p
     assert not {"noise law", "message counts"} & set(report.failures), str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_the_roles_as_they_are_pass(path: Path) -> None:
     report = audit(CHEAP, level=1e-5, samples=MIN_SAMPLES, system=Network(path))
@@ -298,6 +303,7 @@ def run_audit(*options: str) -> Any:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_command_says_which_paths_it_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether so few transcripts pass is another matter."""
@@ -327,6 +333,7 @@ def test_the_command_says_which_paths_it_attacked(monkeypatch: pytest.MonkeyPatc
     assert isinstance(run_audit("--path", "tags").exception, MissingExtraError)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_command_fails_if_one_path_does(monkeypatch: pytest.MonkeyPatch) -> None:
     halved_in_the_node(monkeypatch)

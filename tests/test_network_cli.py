@@ -230,6 +230,7 @@ def test_status_and_policy(call: Call) -> None:
         server.server_close()
 
 
+@pytest.mark.slow
 def test_an_address_where_no_coordinator_is(call: Call) -> None:
     server = HTTPServer(("127.0.0.1", 0), Elsewhere)
     thread = threading.Thread(target=server.serve_forever)

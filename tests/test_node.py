@@ -115,7 +115,10 @@ def releases(ledger: Path) -> list[str]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nodes go to their shuffler past what others have set
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
     world = World(users=2, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=40.0)
     world.announce()
     server = ShufflerServer(world.shuffler, world.store)

@@ -93,6 +93,7 @@ def _run(mdp: MDP, episodes: int, seed: int, epsilon: float | None = 1.0, name: 
 # What it reaches.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "most"), [(None, 25), (5.0, 160), (1.0, 520)])
 def test_it_learns_riverswim(epsilon: float | None, most: float) -> None:
     """Ten seeds within 1.3 of the limit for the mean of a hundred; playing at random loses about 9,000."""
@@ -101,6 +102,7 @@ def test_it_learns_riverswim(epsilon: float | None, most: float) -> None:
     assert all(run.switches < (40 if epsilon else 79) for run in runs)
 
 
+@pytest.mark.slow
 def test_it_loses_far_less_than_elimination() -> None:
     """The limit for SDP-PE at this budget is 3,600."""
     ours, theirs = [], []
@@ -167,6 +169,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+@pytest.mark.slow
 def test_looks_are_told_who_is_left_when_batches_are_three_times_as_large(plans: list[Any]) -> None:
     """In every batch, those after a restart included."""
     learner, users, privatizer = _parties(_riverswim(), 20_000, 1, epsilon=5.0)
@@ -200,6 +203,7 @@ def test_where_there_is_no_room_there_is_one_batch() -> None:
     assert schedule(100, 1000.0, 39).tolist() == [100]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     episodes=st.integers(5, 10**18),
@@ -344,6 +348,7 @@ def test_a_first_batch_of_one_user_that_is_all_noise_is_survived() -> None:
     assert np.mean(regrets) < 1.5 * 520
 
 
+@pytest.mark.slow
 def test_hardly_visited_states_do_not_underflow() -> None:
     """Half of the users leave a state for good at every step; after 600 the square of those left is zero."""
     leaving = homogeneous(
@@ -399,6 +404,7 @@ def _after_bad_luck(means: list[float], horizon: int, deviations: float, seed: i
     return won, history.total_regret / (200_000 * horizon * (best - second))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("means", "horizon", "deviations"),
     [

@@ -217,6 +217,7 @@ def test_ties_of_bounded_plans_are_broken_evenly(deviations: float) -> None:
     assert chisquare(drawn).pvalue > 1e-6
 
 
+@pytest.mark.slow
 def test_a_last_stage_that_commits_judges_nothing() -> None:
     """Two roads, the second better by 0.005: committing to one says nothing of the other, which must stay."""
     transitions = np.zeros((1, 3, 2, 3))

@@ -79,6 +79,7 @@ def check_oracles(
     assert 2**found.log2_size == pytest.approx(len(inside))
 
 
+@pytest.mark.slow
 @given(seed=seeds, shape=shapes, known_start=st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_enumerated_is_brute_force_through_several_eliminations(
@@ -226,6 +227,7 @@ def test_ties_of_the_best_are_broken_uniformly(kind: str) -> None:
     check_uniform(np.bincount(codes, minlength=16))
 
 
+@pytest.mark.slow
 def test_ties_after_an_elimination_are_broken_uniformly() -> None:
     """Among what is left, and also where this model says no policy gets."""
     shape = (2, 2, 2)

@@ -100,6 +100,7 @@ class _ContinualContract(PrivatizerContract):
 class TestToeplitz(_ContinualContract):
     kind = CentralToeplitz
 
+    @pytest.mark.slow
     def test_it_is_unbiased(self) -> None:
         """Single batches of many runs: along one run the errors cancel, which is the point of the mechanism."""
         errors = []
@@ -112,6 +113,7 @@ class TestToeplitz(_ContinualContract):
 class TestTree(_ContinualContract):
     kind = CentralTree
 
+    @pytest.mark.slow
     def test_it_is_unbiased(self) -> None:
         TestToeplitz.test_it_is_unbiased(self)  # type: ignore[arg-type]
 
@@ -156,6 +158,7 @@ def test_a_leak_beside_the_values_is_found(
         suite().test_nothing_but_the_values_depends_on_the_counts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [CentralToeplitz, CentralTree])
 def test_continual_counting_is_a_factorisation_of_running_sums(kind: type[Continual]) -> None:
     """The noise of T running sums is L z with A = L R, ||R||_{1->2} accounted: rebuilt here from white noise.
@@ -217,6 +220,7 @@ def test_central_picks_what_suits_the_learner() -> None:
     assert not isinstance(privatizers.make("central", learner(), epsilon=1, delta=1e-6, seed=0), Continual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shuffle", "shuffle-paper", "central", "central-tree", "local"])
 def test_compiled_episodes_equal_the_loop_with_noise_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> tuple[np.ndarray, float]:
@@ -330,6 +334,7 @@ def test_batches_of_one_user_that_ask_for_different_parts_keep_to_the_budget(nam
     assert together.delta(BUDGET.epsilon) <= BUDGET.delta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["central", "central-tree"])
 @pytest.mark.parametrize("participations", [1, 3])
 def test_running_sums_of_a_part_have_the_noise_that_is_stated(name: str, participations: int) -> None:
@@ -384,6 +389,7 @@ def test_weak_budgets_are_allowed_with_a_warning() -> None:
         privatizers.make("central", learner(), epsilon=1.0, delta=1e-3, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [CentralToeplitz, CentralTree])
 def test_taking_part_twice_in_continual_counting_needs_twice_the_noise(kind: type[Continual]) -> None:
     """The same user in two batches shifts two columns that overlap: checked on the covariance of the running sums."""
@@ -480,14 +486,25 @@ def test_a_privatizer_with_a_release_of_its_own_is_not_bypassed() -> None:
     assert privatizer.seen == 50
 
 
+def test_without_privacy_no_noise_is_drawn_ahead() -> None:
+    """No rows at all: the compiled loop would add what is in them, whatever that is."""
+    query = CountQuery.everything(MDP_.problem(1))
+    noise, added_variances = privatizers.make("none").noise_of_episodes(query, range(5))
+    assert noise.shape == (0, query.size)
+    assert added_variances.shape == (0,)
+
+
 def test_the_papers_certificate_covers_every_size_of_batch() -> None:
+    """What is drawn costs no more than is charged, and that no more than is certified; of many users it is equal."""
     mechanism = ShuffledBinomial(Budget(40.0, 0.05))
     query = CountQuery.everything(MDP_.problem(1))
     stated = mechanism.certificate(query).epsilon
     tau = mechanism._tau(query)
     for users in (1, 2, int(tau), int(tau) + 1, int(tau) + 2, int(2 * tau), int(100 * tau)):
-        charge = mechanism.charge(query, users)
-        assert privacy_loss(charge.noise, charge.changed).epsilon(0.05) <= stated
+        charge, drawn = mechanism.charge(query, users), mechanism.noise(query, users)
+        charged = privacy_loss(charge.noise, charge.changed).epsilon(0.05)
+        assert privacy_loss(drawn, query.changed_counters).epsilon(0.05) <= charged <= stated
+        assert users <= tau or charge.noise == drawn
 
 
 def test_a_budget_that_cannot_be_met_is_refused_when_the_privatizer_is_made() -> None:

@@ -50,6 +50,7 @@ def transcript(agreed: Protocol, users: Sequence[Trajectories]) -> FloatArray:
     return analyze(agreed, shuffle([randomize(agreed, one) for one in users]), len(users))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
 def test_the_transcript_has_the_law_of_the_simulation(name: str) -> None:
     """Counter by counter: what the analyzer gives, less the true counts, follows the law that `Noise.sample` draws."""
@@ -119,6 +120,7 @@ def test_a_report_of_much_noise_has_all_of_it(total: float) -> None:
     assert_declared(drawn.sum(axis=1), PoissonNoise(total))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
 def test_estimates_are_unbiased(name: str) -> None:
     noise, runs = NOISES[name], 1500
@@ -164,6 +166,7 @@ def test_a_shuffled_batch_forgets_who_sent_what() -> None:
     assert stats.chi2.sf(statistic, (size - 1) ** 2) > LEVEL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
 def test_the_number_of_messages_is_as_stated_and_depends_on_no_data(name: str) -> None:
     noise, runs = NOISES[name], 4000

@@ -142,6 +142,7 @@ def test_small_poisson_counts_follow_their_law(mean: Fraction) -> None:
     assert_fits(drawn, lambda value: float(stats.poisson.pmf(value, float(mean))), 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mean", "draws"), [(514.3, 6000), (4999.9, 1000), (5000.5, 1000), (5001.0, 1000), (1e4, 600), (1e5, 60), (1e6, 12)]
 )

@@ -54,6 +54,7 @@ def _brute_force(estimates: FloatArray, errors: FloatArray, noises: FloatArray) 
     return np.asarray(shares @ t / shares.sum(axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_differences_are_posterior_means_by_brute_force(seed: int) -> None:
     """Three actions of one state at four steps. The last has no transitions; those of others are one number each."""

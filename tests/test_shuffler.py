@@ -331,6 +331,7 @@ def test_the_order_of_a_release_is_a_uniform_permutation() -> None:
     assert stats.chi2.sf(statistic, (size - 1) ** 2) > 1e-7
 
 
+@pytest.mark.slow
 def test_what_the_coordinator_sees_is_a_uniform_permutation() -> None:
     """The whole way, with real seals: places of three users' messages in the transcript are independent of who."""
     runs = 250

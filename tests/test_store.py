@@ -101,6 +101,7 @@ def test_a_damaged_cell_is_reported_and_recomputed(
     assert store.results(folder) == outcome
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_changes_a_result_unnoticed(outcome: list[Result]) -> None:
     content = store.encode(outcome[4])
     noticed = 0
@@ -202,6 +203,7 @@ def test_a_full_disk_stops_cleanly_and_the_sweep_goes_on_later(
     assert store.results(out) == outcome
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_many_workers_without_a_word_of_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +236,7 @@ except StorageError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_write_that_the_system_refuses_halfway_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     root = str(Path(__file__).parent.parent)
@@ -261,6 +264,7 @@ engine.run_cells(CELLS, sys.argv[1], workers=1)
 """
 
 
+@pytest.mark.slow
 def test_killed_between_writing_and_renaming(tmp_path: Path, outcome: list[Result]) -> None:
     out = tmp_path / "out"
     root = str(Path(__file__).parent.parent)

@@ -73,6 +73,7 @@ def test_a_batch_from_announcement_to_scrub() -> None:
     assert world.scrub().state == State.scrubbed
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), users=st.integers(1, 6))
 def test_both_transports_count_the_same_of_the_same_tags(data: st.DataObject, users: int) -> None:

@@ -33,6 +33,7 @@ def test_a_report_is_as_long_and_as_random_whatever_it_says() -> None:
         assert stats.chisquare(found).pvalue > 1e-7
 
 
+@pytest.mark.slow
 def test_the_order_of_seeds_says_nothing_of_who_sent_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four users each one's seed lands on each place equally often; level 1e-7.
 

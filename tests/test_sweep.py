@@ -356,6 +356,7 @@ def test_on_a_ray_cluster_with_a_machine_killed_the_results_are_identical(file: 
     assert sorted(times.values()) == [1] * 23 + [2], "what the lost machine was running is run once more"
 
 
+@pytest.mark.slow
 def test_the_command_runs_resumes_and_reports(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

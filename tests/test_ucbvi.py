@@ -47,6 +47,7 @@ def _run(mdp: MDP, episodes: int, seed: int = 0, **parameters: object) -> Histor
     return learn(learner, CountPopulation(mdp, seed + 1), NoPrivacy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bonus", ["bernstein", "hoeffding"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_compiled_stretch_is_the_loop_bit_for_bit(

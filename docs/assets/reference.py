@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from griffe import Attribute, Class, Docstring, Extension, Module, Object
+from griffe import Attribute, Class, Docstring, Extension, Function, Module, Object
 
 _EXAMPLE = re.compile(r"^>>> .+?(?=\n\s*\n|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -33,7 +33,7 @@ def _complete(here: Object) -> None:
 def _fields(here: Class) -> list[str]:
     """Fields with types, or with values where they have no type, that neither a docstring nor the signature shows."""
     made = here.members.get("__init__")
-    shown = {one.name for one in made.parameters} if made is not None and made.is_function else set()
+    shown = {one.name for one in made.parameters} if isinstance(made, Function) else set()
     return [
         f"{name}: {field.annotation}" if field.annotation is not None else f"{name} = {field.value}"
         for name, field in here.members.items()

@@ -110,6 +110,7 @@ class PrivatizerContract:
         beyond = int((np.abs(errors) > releases[0].noise.bound(failure)).sum())
         assert stats.binomtest(beyond, errors.size, failure, alternative="greater").pvalue > LEVEL
 
+    @pytest.mark.slow
     def test_added_variances_make_up_that_of_the_sum(self) -> None:
         """Over 300 runs of 12 batches; a chi-square interval at the suite's level."""
         sums = []

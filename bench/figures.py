@@ -1,0 +1,274 @@
+"""`python -m bench.figures [parts...]`: measure the figures that several pages show, and write them into the pages.
+
+What was measured is kept in docs/figures.json, each part with its date, its seeds and the commit of the sources. In a
+page `<!-- PART: NAME -->` stands before a number, `<!-- PART: A / B -->` before a ratio, never at the beginning of a
+line (that would end the paragraph), and `<!-- table NAME -->` before a table; `--pages` measures nothing and writes
+those anew. Runs are kept in out/figures, and one that was stopped goes on. A test compares pages with the file, and the
+first seed of it with what the code gives now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import subprocess
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import poisoning
+from shufflerl.errors import PrivacyWarning
+from shufflerl.experiment import Setting
+from shufflerl.experiments import store, suite, tuning
+from shufflerl.experiments.cells import Cell
+from shufflerl.experiments.compare import interval
+from shufflerl.experiments.engine import run_cells
+from shufflerl.experiments.figures.base import FULL, Family, Runs, family, lost_at_random, mdp_of
+from shufflerl.experiments.figures.lines import DELTA, LINES, OPTIMISTIC, OPTIMISTIC_FREE
+from shufflerl.experiments.figures.suite import times_over
+from shufflerl.experiments.suite.analysis import CHAMPION, STRICT
+
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "docs" / "figures.json"
+RUNS = Path("out/figures")
+ENV, EPISODES, LONG = "riverswim", 20_000, 1_000_000
+EPSILONS = (0.1, 0.5, 1.0, 5.0)
+SEEDS, LIARS_SEEDS, SUITE_SEEDS = range(100), range(100), 5
+#: What tables call the lines, and the trust they need.
+ROWS = {
+    "optimistic": (
+        "`optimistic`, shuffle model",
+        "[`optimistic`](optimistic.md), shuffle model",
+        "two who do not collude",
+    ),
+    "SDP-PE": ("SDP-PE, shuffle model", "[SDP-PE](sdp-pe.md), the paper's", "two who do not collude"),
+    "UCBVI-JDP": ("UCBVI-JDP, trusted server", "", ""),
+    "UCBVI-JDP, planning rarely": ("the same, planning rarely", "UCBVI, one trusted server", "one server sees all"),
+    "UCBVI-LDP": ("UCBVI-LDP, no trust", "UCBVI, local model", "nobody"),
+}
+
+
+def families() -> list[Family]:
+    """Every line on RiverSwim at every budget; those without privacy once."""
+    return list(dict.fromkeys(family(line, ENV, epsilon, EPISODES) for line in LINES for epsilon in EPSILONS))
+
+
+def name_of(own: Family) -> str:
+    """What a family's figure is called."""
+    return own.line.name if own.epsilon is None else f"{own.line.name}/{own.epsilon:g}"
+
+
+def riverswim() -> dict[str, Any]:
+    """Mean regret of every line; of `optimistic` also with permuted actions, and over a million episodes."""
+    chosen = tuning.choose(families(), FULL, _run("tuning", tuning.cells(families(), FULL)))
+    settings = {name_of(own): own.setting(chosen[own]) for own in families()}
+    for line, epsilons in ((OPTIMISTIC, EPSILONS), (OPTIMISTIC_FREE, EPSILONS[:1])):
+        for own in (family(line, ENV, epsilon, EPISODES) for epsilon in epsilons):
+            settings[f"permuted/{name_of(own)}"] = replace(settings[name_of(own)], env_parameters={"permuted": True})
+    settings["long/optimistic/1"] = replace(settings["optimistic/1"], episodes=LONG)
+    runs = _run("riverswim", [Cell(setting, seed) for setting in settings.values() for seed in SEEDS])
+    return {
+        "episodes": EPISODES,
+        "delta": DELTA,
+        "seeds": [SEEDS[0], SEEDS[-1]],
+        "values": {"never learning": {"mean": EPISODES * lost_at_random(ENV)}}
+        | {
+            name: _summary(runs.regrets(setting)) | {"constants": setting.learner_parameters}
+            for name, setting in settings.items()
+        },
+    }
+
+
+def liars() -> dict[str, Any]:
+    """Mean regret of a run on RiverSwim in which a share of the users lie."""
+    values = {
+        f"{share:.2%}": _summary(np.array([poisoning.regret(mdp_of(ENV), share, seed) for seed in LIARS_SEEDS]))
+        for share in poisoning.SHARES
+    }
+    return {
+        "episodes": poisoning.EPISODES,
+        "epsilon": poisoning.BUDGET.epsilon,
+        "delta": poisoning.BUDGET.delta,
+        "seeds": [LIARS_SEEDS[0], LIARS_SEEDS[-1]],
+        "values": values,
+    }
+
+
+def contests() -> dict[str, Any]:
+    """How many times the regret of `optimistic` its rivals have over the suite, at budgets up to epsilon 1."""
+    cells = suite.cells(budgets=(5.0, 1.0, 0.5, 0.1), episodes=(EPISODES,), seeds=SUITE_SEEDS)
+    runs = _run("suite", cells)
+    report = suite.analyse(store.results(RUNS / "suite"))
+    learned = [one for one in report.contests if one.learned and one.epsilon is not None and one.epsilon <= STRICT]
+    regrets = {
+        name: [
+            runs.regrets(suite.CONTENDERS[name].setting(suite.ENVIRONMENTS[one.environment], one.epsilon, one.episodes))
+            for one in learned
+        ]
+        for name in report.learners
+    }
+    values = {}
+    for rival in report.learners:
+        if rival != CHAMPION:
+            found = re.match(r"([\d.]+) \[([\d.]+), ([\d.]+)\]", times_over(regrets[rival], regrets[CHAMPION]).numbers)
+            assert found is not None
+            values[rival] = dict(zip(("mean", "low", "high"), map(float, found.groups()), strict=True))
+    return {
+        "episodes": EPISODES,
+        "delta": DELTA,
+        "seeds": [0, SUITE_SEEDS - 1],
+        "values": values | {"settings": {"mean": len(learned)}},
+    }
+
+
+#: What can be measured.
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {"riverswim": riverswim, "poisoning": liars, "suite": contests}
+
+
+def _run(part: str, cells: list[Cell]) -> Runs:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)  # one delta for all K
+        run_cells(cells, RUNS / part)
+    return Runs(store.results(RUNS / part))
+
+
+def _summary(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
+    """The mean with its 95% bootstrap interval, and the value of the first seed."""
+    estimate = interval(values)
+    assert estimate.low is not None
+    assert estimate.high is not None
+    found = {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "first": float(values[0])}
+    return {name: float(f"{value:.6g}") for name, value in found.items()}
+
+
+def setting_of(figures: dict[str, Any], name: str) -> Setting:
+    """The setting of a line's figure, with the constants that were chosen."""
+    own = next(own for own in families() if name_of(own) == name)
+    return replace(own.setting({}), learner_parameters=figures["riverswim"]["values"][name]["constants"])
+
+
+def text(figures: dict[str, Any], name: str) -> str:
+    """A figure as it stands in a page: PART: NAME, one with `interval` behind it, or A / B of the same part."""
+    part, _, rest = name.partition(": ")
+    values = figures[part]["values"]
+    if " / " in rest:
+        one, other = (values[side]["mean"] for side in rest.split(" / "))
+        return number(one / other)
+    if rest.endswith(" interval"):
+        own = values[rest.removesuffix(" interval")]
+        return f"{number(own['mean'])} [{number(own['low'])}, {number(own['high'])}]"
+    return number(values[rest]["mean"])
+
+
+def number(value: float) -> str:
+    """Whole from ten on, or if it is a whole number; else with one decimal."""
+    return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.1f}"
+
+
+def costs_table(figures: dict[str, Any]) -> list[str]:
+    """Who loses how much at which budget."""
+    rows = [
+        f"| {ROWS[line][1]} | "
+        + " | ".join(text(figures, f"riverswim: {line}/{epsilon:g}") for epsilon in EPSILONS)
+        + f" | {ROWS[line][2]} |"
+        for line in ROWS
+        if ROWS[line][1]
+    ]
+    return [*_head("", *_budgets(), "trust"), *rows]
+
+
+def intervals_table(figures: dict[str, Any]) -> list[str]:
+    """The same of every line, with intervals."""
+    rows = [
+        f"| {ROWS[line][0]} | "
+        + " | ".join(text(figures, f"riverswim: {line}/{epsilon:g} interval") for epsilon in EPSILONS)
+        + " |"
+        for line in ROWS
+    ]
+    return [*_head("", *_budgets()), *rows]
+
+
+def learner_table(figures: dict[str, Any]) -> list[str]:
+    """What `optimistic` loses, as RiverSwim is and with permuted actions."""
+    rows = []
+    for title, prefix in (("RiverSwim 4/6", ""), ("with the actions of every step and state permuted", "permuted/")):
+        names = [f"{prefix}{OPTIMISTIC_FREE.name}", *(f"{prefix}optimistic/{epsilon:g}" for epsilon in EPSILONS[::-1])]
+        rows.append(f"| {title} | " + " | ".join(text(figures, f"riverswim: {name} interval") for name in names) + " |")
+    return [*_head("", "no privacy", *_budgets()[::-1]), *rows]
+
+
+def liars_table(figures: dict[str, Any]) -> list[str]:
+    """What liars cost."""
+    rows = []
+    for share in figures["poisoning"]["values"]:
+        times = "" if share == "0.00%" else f"{text(figures, f'poisoning: {share} / 0.00%')} times"
+        shown = "none" if share == "0.00%" else share
+        rows.append(f"| {shown} | {text(figures, f'poisoning: {share} interval')} | {times} |")
+    return [*_head("liars", "mean regret", ""), *rows]
+
+
+TABLES = {"costs": costs_table, "intervals": intervals_table, "learner": learner_table, "poisoning": liars_table}
+
+
+def _head(*columns: str) -> list[str]:
+    return [("| " + " | ".join(columns) + " |").replace("  ", " "), "|" + "---|" * len(columns)]
+
+
+def _budgets() -> list[str]:
+    return [f"epsilon {epsilon:g}" for epsilon in EPSILONS]
+
+
+_NUMBER = re.compile(r"<!-- (\w+: [^>]*?) -->(?:[\d,.]*\d)?(?: \[[\d,.]+, [\d,.]+\])?")
+_TABLE = re.compile(r"<!-- table (\w+) -->\n+(?:\|.*\n)*\n*")
+
+
+def written(page: str, figures: dict[str, Any]) -> str:
+    """A page with the figures of the file in it."""
+    page = _NUMBER.sub(lambda found: f"<!-- {found[1]} -->{text(figures, found[1])}", page)
+    page = _TABLE.sub(
+        lambda found: "\n".join([f"<!-- table {found[1]} -->", "", *TABLES[found[1]](figures), "", ""]), page
+    )
+    return page.rstrip("\n") + "\n"
+
+
+def pages() -> list[Path]:
+    """Where figures may stand."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def load() -> dict[str, Any]:
+    """What was measured."""
+    figures: dict[str, Any] = json.loads(FILE.read_text())
+    return figures
+
+
+def main() -> None:
+    """Measure the parts named on the command line, all by default, and write file and pages."""
+    parser = argparse.ArgumentParser(prog="python -m bench.figures", description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--pages", action="store_true", help="measure nothing, only write the pages")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    figures = load() if FILE.exists() else {}
+    for part in () if arguments.pages else arguments.parts or PARTS:
+        commit = subprocess.check_output(
+            ["git", "log", "-1", "--format=%h", "--", "src", ":!src/shufflerl/__init__.py"], cwd=ROOT, text=True
+        ).strip()
+        when = {"measured": datetime.date.today().isoformat(), "commit": commit}
+        figures[part] = when | PARTS[part]()
+        FILE.write_text(json.dumps(figures, indent=1) + "\n")
+    for page in pages():
+        if (now := written(was := page.read_text(), figures)) != was:
+            page.write_text(now)
+            print(f"{page.relative_to(ROOT)} is written anew.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Figures that several pages show: pages have what the file has, and the file has what the code gives."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from bench import figures, poisoning
+
+from shufflerl.experiments.cells import Cell, run_cell
+from shufflerl.experiments.figures.base import lost_at_random, mdp_of
+
+FIGURES = figures.load()
+#: Of lines whose runs take a moment; the others learn from the same counts.
+QUICK = ("optimistic/1", "optimistic, no privacy", "SDP-PE/1", "UCBVI-JDP, planning rarely/1")
+AGAIN = "docs/figures.json is of other code: `python -m bench.figures` measures it anew and writes the pages"
+
+
+@pytest.mark.parametrize("page", figures.pages(), ids=lambda page: page.name)
+def test_a_page_has_the_figures_of_the_file(page: Path) -> None:
+    text = page.read_text()
+    assert figures.written(text, FIGURES) == text, "`python -m bench.figures --pages` writes it anew"
+    assert not re.search(r"^<!-- \w+: ", text, flags=re.MULTILINE), "a figure begins a line, which ends the paragraph"
+
+
+def test_never_learning_is_one_figure_everywhere() -> None:
+    never = figures.number(FIGURES["riverswim"]["values"]["never learning"]["mean"])
+    assert never == figures.number(figures.EPISODES * lost_at_random(figures.ENV))
+    for page in figures.pages():
+        if page.name == "optimistic.md":  # is being rewritten
+            continue
+        marked = re.sub(r"<!-- \w+: [^>]* -->[\d,.]+", "", page.read_text())
+        assert never not in marked, f"{page}: {never} without <!-- riverswim: never learning -->"
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_first_seed_is_what_the_code_gives(name: str) -> None:
+    shown = FIGURES["riverswim"]["values"][name]["first"]
+    run = run_cell(Cell(figures.setting_of(FIGURES, name), figures.SEEDS[0]))
+    assert run.regret == pytest.approx(shown, rel=1e-4), AGAIN
+
+
+@pytest.mark.parametrize("share", poisoning.SHARES)
+def test_the_first_seed_with_liars_is_what_the_code_gives(share: float) -> None:
+    shown = FIGURES["poisoning"]["values"][f"{share:.2%}"]["first"]
+    regret = poisoning.regret(mdp_of(figures.ENV), share, figures.LIARS_SEEDS[0])
+    assert regret == pytest.approx(shown, rel=1e-4), AGAIN
+
+
+def test_intervals_hold_their_means() -> None:
+    values = [own for part in FIGURES.values() for own in part["values"].values() if "low" in own]
+    assert len(values) > 30
+    assert all(own["low"] <= own["mean"] <= own["high"] for own in values)
+
+
+def test_numbers_and_tables_are_written_where_they_stand() -> None:
+    estimate = {"mean": 1234.4, "low": 1200.1, "high": 1299.6}
+    known = {"riverswim": {"values": {"a/1": estimate, "b": {"mean": 8.26}}}}
+    before = "x <!-- riverswim: a/1 -->9, <!-- riverswim: a/1 interval -->9 [8, 9] (<!-- riverswim: a/1 / b -->1 times)"
+    after = figures.written(before, known)
+    assert re.sub("<!--.*?-->", "", after) == "x 1,234, 1,234 [1,200, 1,300] (149 times)\n"
+    assert figures.written(after, known) == after
+    for old in ("| old |\n\n", "", "| old |\n"):
+        table = figures.written(f"<!-- table costs -->\n\n{old}after\n", FIGURES)
+        assert "| old |" not in table
+        assert table.endswith("| nobody |\n\nafter\n")
