@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from shufflerl import planning
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Batch, CountQuery
-from shufflerl.estimation.posterior import Posterior
-from shufflerl.kernels.optimism import Rows
+from shufflerl.learners.optimistic.optimism import Rows
+from shufflerl.learners.optimistic.posterior import Posterior
 from shufflerl.mdp import MDP, Mixture
 
 

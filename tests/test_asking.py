@@ -13,12 +13,12 @@ from shufflerl import learners, privatizers
 from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.counts import Batch, CountQuery
 from shufflerl.envs.riverswim import riverswim
-from shufflerl.estimation.posterior import Posterior
-from shufflerl.kernels.asking import _APART, Stakes, _find_stakes, _worth, choose_counters
-from shufflerl.kernels.looks import find_best
-from shufflerl.kernels.optimism import Rows
-from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.learners.optimistic import Optimistic
+from shufflerl.learners.optimistic.asking import _APART, Stakes, _find_stakes, _worth, choose_counters
+from shufflerl.learners.optimistic.looks import find_best
+from shufflerl.learners.optimistic.optimism import Rows
+from shufflerl.learners.optimistic.pooling import TYPICAL
+from shufflerl.learners.optimistic.posterior import Posterior
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem
 from shufflerl.noise import PoissonNoise

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from shufflerl import planning
 from shufflerl.arrays import PolicyArray
 from shufflerl.checks import frozen
-from shufflerl.kernels.detours import Rivals, count_gains, gain_of, go_to, learned, promising
-from shufflerl.kernels.looks import find_best
-from shufflerl.kernels.optimism import Rows
-from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.learners.optimistic.detours import Rivals, count_gains, gain_of, go_to, learned, promising
+from shufflerl.learners.optimistic.looks import find_best
+from shufflerl.learners.optimistic.optimism import Rows
+from shufflerl.learners.optimistic.pooling import TYPICAL
 from shufflerl.mdp import MDP
 from tests.examples import all_policies, behind_best, estimated_rows, random_mdp
 from tests.tries import error_in_looks, first_look, gain_by_integration

@@ -9,12 +9,12 @@ from scipy import optimize, stats
 from shufflerl import CountPopulation, learners, privatizers
 from shufflerl.arrays import FloatArray
 from shufflerl.envs import make
-from shufflerl.estimation.posterior import Posterior
-from shufflerl.kernels.concentration import learn_law, log_likelihoods
-from shufflerl.kernels.dirichlet import CONCENTRATIONS, count_rewards, count_transitions, shrinkage
-from shufflerl.kernels.optimism import mean_and_error
-from shufflerl.kernels.pooling import UNKNOWN
-from shufflerl.kernels.posterior import LARGEST_SPREAD
+from shufflerl.learners.optimistic.concentration import learn_law, log_likelihoods
+from shufflerl.learners.optimistic.dirichlet import CONCENTRATIONS, count_rewards, count_transitions, shrinkage
+from shufflerl.learners.optimistic.optimism import mean_and_error
+from shufflerl.learners.optimistic.pooling import UNKNOWN
+from shufflerl.learners.optimistic.posterior import Posterior
+from shufflerl.learners.optimistic.shrinkage import LARGEST_SPREAD
 from shufflerl.mdp import MDP
 
 

@@ -25,12 +25,11 @@ MAY_IMPORT = {
     "noise": "",
     "counts": "layout mdp noise",
     # Learning: from releases alone. Nothing here can reach privacy, users or a network.
-    "kernels": "",
-    "estimation": "counts kernels mdp noise",
+    "estimation": "counts mdp noise",
     "policy_sets": "planning",
     "coverage_kernels": "",
     "coverage": "coverage_kernels mdp planning policy_sets",
-    "learners": "counts coverage estimation kernels mdp policy_sets",
+    "learners": "counts coverage estimation mdp policy_sets",
     # Privacy: knows no learner.
     "privacy": "counts mdp noise",
     "privatizers": "counts mdp noise privacy",

@@ -11,9 +11,8 @@ from scipy import stats
 from shufflerl import planning
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import frozen
-from shufflerl.estimation.posterior import Posterior
-from shufflerl.kernels.detours import Rivals, gain_of
-from shufflerl.kernels.looks import (
+from shufflerl.learners.optimistic.detours import Rivals, gain_of
+from shufflerl.learners.optimistic.looks import (
     _BOLD_UNNOISY,
     _BOLD_UNNOISY_ALIKE,
     MOST,
@@ -25,8 +24,9 @@ from shufflerl.kernels.looks import (
     plan_batch,
     plan_look,
 )
-from shufflerl.kernels.optimism import Rows, optimistic_policy
-from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.learners.optimistic.optimism import Rows, optimistic_policy
+from shufflerl.learners.optimistic.pooling import TYPICAL
+from shufflerl.learners.optimistic.posterior import Posterior
 from shufflerl.mdp import MDP
 from tests.examples import behind_best, estimated_rows, random_mdp
 from tests.tries import error_in_looks, first_look, gain_by_integration

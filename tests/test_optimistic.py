@@ -16,11 +16,10 @@ from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.suite.definition import ENVIRONMENTS
 from shufflerl.history import History
-from shufflerl.kernels import looks
-from shufflerl.kernels.optimism import information, visits_for, worth_trying
-from shufflerl.kernels.pooling import TYPICAL
 from shufflerl.learners.base import Learner
-from shufflerl.learners.optimistic import Optimistic, schedule
+from shufflerl.learners.optimistic import Optimistic, looks, schedule
+from shufflerl.learners.optimistic.optimism import information, visits_for, worth_trying
+from shufflerl.learners.optimistic.pooling import TYPICAL
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem, homogeneous
 from shufflerl.population import CountPopulation

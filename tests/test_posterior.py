@@ -8,9 +8,9 @@ import pytest
 from shufflerl.arrays import FloatArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import StateMismatchError
-from shufflerl.estimation.posterior import Posterior
-from shufflerl.kernels.optimism import mean_and_error
-from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.learners.optimistic.optimism import mean_and_error
+from shufflerl.learners.optimistic.pooling import TYPICAL
+from shufflerl.learners.optimistic.posterior import Posterior
 from shufflerl.mdp import MDP, homogeneous
 from shufflerl.noise import GaussianNoise, Noise, Silent
 from shufflerl.population import CountPopulation

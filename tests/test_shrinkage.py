@@ -10,8 +10,9 @@ from hypothesis.extra.numpy import arrays
 from scipy import integrate, optimize, stats
 
 from shufflerl.arrays import FloatArray
-from shufflerl.kernels.pooling import TYPICAL, UNKNOWN
-from shufflerl.kernels.posterior import (
+from shufflerl.layout import Layout
+from shufflerl.learners.optimistic.pooling import TYPICAL, UNKNOWN
+from shufflerl.learners.optimistic.shrinkage import (
     CONCENTRATIONS,
     UNIFORM,
     _doubt,
@@ -21,7 +22,6 @@ from shufflerl.kernels.posterior import (
     shrink_rewards,
     shrink_transitions,
 )
-from shufflerl.layout import Layout
 
 # Are the steps alike?
 

@@ -6,9 +6,9 @@ import numpy as np
 from scipy import integrate, optimize, stats
 
 from shufflerl.arrays import FloatArray, PolicyArray
-from shufflerl.kernels.looks import Best, plan_look
-from shufflerl.kernels.optimism import Rows
-from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.learners.optimistic.looks import Best, plan_look
+from shufflerl.learners.optimistic.optimism import Rows
+from shufflerl.learners.optimistic.pooling import TYPICAL
 
 
 def gain_by_integration(

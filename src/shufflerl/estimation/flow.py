@@ -46,7 +46,7 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
     `values` are then those of all counters. Of those that were not asked, the rewards of a row share what its other
     counters, and those of the states before and after, tell of its visits; nothing is told of its transitions.
     """
-    from shufflerl.kernels import flow
+    from shufflerl.estimation import flow_kernels
 
     query, noise = release.batch.query, release.noise.variance
     values = query.fill(release.values)
@@ -59,7 +59,7 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
     live = _live(release, start)
     row_variance = np.zeros(live.shape)
     visits, variance = np.empty(live.shape[:2]), np.empty(live.shape[:2])
-    flow.conserve(
+    flow_kernels.conserve(
         values,
         query.layout.row_starts,
         query.layout.successors,

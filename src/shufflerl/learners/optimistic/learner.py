@@ -1,7 +1,7 @@
 """Optimism on all that the releases tell, and second looks at what bad luck may have dismissed.
 
-After every release the posterior of all rows is made anew (`estimation/posterior.py`), and the next batch is planned
-on it (`kernels/looks.py`): a mixture of a few policies.
+After every release the posterior of all rows is made anew (`posterior`), and the next batch is planned
+on it (`looks`): a mixture of a few policies.
 
 Most users play what is best if every row is as good as it may be worth finding out. How optimistic is that?
 A rival that seems worse by z of its standard errors s costs n s z if n users try it. With R users still to come it
@@ -13,7 +13,7 @@ Some users look back, at times two in five: they play the best policy but for on
 where they try what gains most by the same reckoning with just as many users as it takes. An action that was unlucky
 once is tried again that way; without looks some runs never recover.
 
-A batch asks for no more counters than are worth their noise (`kernels/asking.py`).
+A batch asks for no more counters than are worth their noise (`asking`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from shufflerl import checks
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import StateMismatchError
-from shufflerl.estimation.posterior import Posterior
 from shufflerl.learners.base import Estimate, Learner, View
+from shufflerl.learners.optimistic.posterior import Posterior
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.seeding import Seed
 
@@ -76,8 +76,8 @@ class Optimistic(Learner):
         return self.first if self.first > _FIRST else 0
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
-        from shufflerl.kernels.detours import LARGER
-        from shufflerl.kernels.looks import MOST, plan_batch
+        from shufflerl.learners.optimistic.detours import LARGER
+        from shufflerl.learners.optimistic.looks import MOST, plan_batch
 
         users = int(self.sizes[self.batches_observed])
         fewest = _FEWEST if self.batches_observed and self.noise == 0.0 else _FIRST
@@ -116,7 +116,7 @@ class Optimistic(Learner):
 
     def view(self) -> View:
         """The estimated value of what is played now, or was last; None where the first state's law is not told."""
-        from shufflerl.kernels.optimism import policy_estimate
+        from shufflerl.learners.optimistic.optimism import policy_estimate
 
         playing, start, posterior = self.playing, self.problem.start, self.posterior
         if playing is None or start is None or self.batches_observed == 0:

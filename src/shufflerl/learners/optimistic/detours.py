@@ -9,8 +9,8 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.compiling import compiled
-from shufflerl.kernels.optimism import Rows, beyond, information
-from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.learners.optimistic.optimism import Rows, beyond, information
+from shufflerl.learners.optimistic.pooling import TYPICAL
 
 #: How many users a look has is searched for in steps of this factor.
 FINER = 1.5

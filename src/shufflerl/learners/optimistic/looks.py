@@ -14,10 +14,17 @@ import numpy as np
 
 from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.compiling import compiled
-from shufflerl.kernels.asking import choose_counters
-from shufflerl.kernels.detours import FINER, HARDLY, Rivals, count_gains, gain_of, plan_detour, whole_try
-from shufflerl.kernels.optimism import Rows, along, information, mean_and_error, optimistic_policy, visits_for
-from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.learners.optimistic.asking import choose_counters
+from shufflerl.learners.optimistic.detours import FINER, HARDLY, Rivals, count_gains, gain_of, plan_detour, whole_try
+from shufflerl.learners.optimistic.optimism import (
+    Rows,
+    along,
+    information,
+    mean_and_error,
+    optimistic_policy,
+    visits_for,
+)
+from shufflerl.learners.optimistic.pooling import TYPICAL
 
 #: Standard errors in looks are taken so many times: the bolder, the more they find of what was dismissed by bad luck,
 #: and the more they cost, a trade of mean regret for its tail. Less where steps are alike: there it counts as well who

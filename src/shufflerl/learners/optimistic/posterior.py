@@ -1,15 +1,15 @@
 """What all releases together say about every row: pooled by inverse variance, shrunk by empirical Bayes.
 
-Three questions, each a model in a sentence and a kernel beside its formula (`kernels/posterior.py`):
+Three questions, each a model in a sentence and a kernel beside its formula (`shrinkage`):
 
 1. How many users were where? A batch's counted visits are off by noise; its policies and the rows known so far
-   predict them too. Both are weighed as in Kalman's filter (`kernels/pooling.py`), which then pools the rows of all
+   predict them too. Both are weighed as in Kalman's filter (`pooling`), which then pools the rows of all
    batches by weights that fall with noise.
 2. Is the problem the same at every step? A row at one step is drawn around its mean over the steps, by an unknown
    spread: the data say how likely each spread is, for the transitions and rewards of every state and action, and what
    law these spreads have over the problem (`compare_steps`).
 3. What is a row? Its own estimate and, as a prior, what the other steps say, each as far as its error allows
-   (`shrink_transitions`, `shrink_rewards`); without noise by a Dirichlet law that is learned (`kernels/dirichlet.py`).
+   (`shrink_transitions`, `shrink_rewards`); without noise by a Dirichlet law that is learned (`dirichlet`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shufflerl.estimation.flow import Conserved, conserve
 from shufflerl.mdp import Problem
 
 if TYPE_CHECKING:
-    from shufflerl.kernels.optimism import Rows
+    from shufflerl.learners.optimistic.optimism import Rows
 
 #: What is kept of every noisy batch, and as what; how many rows and cells it has follows from its policies.
 _KEPT: dict[str, type] = {
@@ -141,9 +141,9 @@ class Posterior:
     @property
     def rows(self) -> Rows:
         """The rows and their errors, as plans are made on them."""
-        from shufflerl.kernels.optimism import Rows
-        from shufflerl.kernels.pooling import TYPICAL
-        from shufflerl.kernels.posterior import LARGEST_SPREAD
+        from shufflerl.learners.optimistic.optimism import Rows
+        from shufflerl.learners.optimistic.pooling import TYPICAL
+        from shufflerl.learners.optimistic.shrinkage import LARGEST_SPREAD
 
         alike = self.alike
         told = 1.0 / (TYPICAL * self.reward_sampling + 2.0 * self.reward_noise)  # two counters make a reward
@@ -212,9 +212,9 @@ class Posterior:
         return played
 
     def _fit(self) -> None:
-        from shufflerl.kernels.dirichlet import count_rewards, count_transitions
-        from shufflerl.kernels.pooling import Batches, pool
-        from shufflerl.kernels.posterior import compare_steps, shrink_rewards, shrink_transitions
+        from shufflerl.learners.optimistic.dirichlet import count_rewards, count_transitions
+        from shufflerl.learners.optimistic.pooling import Batches, pool
+        from shufflerl.learners.optimistic.shrinkage import compare_steps, shrink_rewards, shrink_transitions
 
         problem, rows = self._problem, self._rows
         self._before = self.probabilities.copy(), self._uncertainty.copy()

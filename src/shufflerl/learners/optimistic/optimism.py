@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.compiling import compiled
-from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.learners.optimistic.pooling import TYPICAL
 
 #: How finely `worth_trying` is solved for.
 _FINE = 1e-3

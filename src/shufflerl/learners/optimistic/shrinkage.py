@@ -1,6 +1,6 @@
-"""From pooled rows (`kernels/pooling.py`) to a posterior of every row, by shrinkage that is learned from the data.
+"""From pooled rows (`pooling`) to a posterior of every row, by shrinkage that is learned from the data.
 
-For rows that were counted without noise see `kernels/dirichlet.py`.
+For rows that were counted without noise see `dirichlet`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.compiling import compiled
-from shufflerl.kernels.concentration import LEAST_VISITS, learn_law, log_likelihoods
-from shufflerl.kernels.pooling import TYPICAL, UNKNOWN
+from shufflerl.learners.optimistic.concentration import LEAST_VISITS, learn_law, log_likelihoods
+from shufflerl.learners.optimistic.pooling import TYPICAL, UNKNOWN
 
 #: What p(1-p) is at least taken for in the variance of an estimate, and in that of a difference between steps.
 LEAST_CHANCE = 0.02

@@ -17,8 +17,8 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.compiling import compiled
-from shufflerl.kernels.concentration import LEAST_VISITS, learn_law, log_likelihoods
-from shufflerl.kernels.posterior import LARGEST_SPREAD, LEAST_CHANCE, REWARD_VARIANCE, prior_rewards
+from shufflerl.learners.optimistic.concentration import LEAST_VISITS, learn_law, log_likelihoods
+from shufflerl.learners.optimistic.shrinkage import LARGEST_SPREAD, LEAST_CHANCE, REWARD_VARIANCE, prior_rewards
 
 #: Concentrations that are weighed against each other, and how likely each is before any data.
 CONCENTRATIONS = np.array([0.02, 0.1, 0.5, 2.0, 8.0])

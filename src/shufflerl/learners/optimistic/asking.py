@@ -8,8 +8,8 @@ import numpy as np
 
 from shufflerl.arrays import BoolArray, FloatArray
 from shufflerl.compiling import compiled
-from shufflerl.kernels.optimism import Rows, information, mean_and_error
-from shufflerl.kernels.pooling import TYPICAL
+from shufflerl.learners.optimistic.optimism import Rows, information, mean_and_error
+from shufflerl.learners.optimistic.pooling import TYPICAL
 
 #: So much of what is unsure of next states' values sets them apart; the rest is the same for all.
 _APART = 0.5
