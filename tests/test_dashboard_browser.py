@@ -210,12 +210,18 @@ def test_a_page_that_cannot_be_kept_fresh_says_so(chromium: Browser) -> None:
 
 @pytest.mark.parametrize("learner", [name for name, _ in LEARNERS])
 def test_what_make_demo_runs_is_watched_to_its_end(chromium: Browser, tmp_path: Path, learner: str) -> None:
-    """The command as it is, but for the learner and as few users as it takes: no page, log or panel has a fault."""
+    """The command as it is, but for the learner and as few users and as little noise as it takes.
+
+    No page, log or panel has a fault.
+    """
     command = [sys.executable, "-m", "shufflerl", "demo", "--keep", "--json", "--folder", str(tmp_path)]
     default = inspect.signature(commands.demo).parameters["learner"].default
     users = "60" if learner == default else "30"  # in two batches: a page is watched while it is learned from the first
     demo = subprocess.Popen(
-        [*command, "--learner", learner, "--users", users], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--learner", learner, "--users", users, "--epsilon", "8"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert demo.stdout is not None
@@ -244,7 +250,7 @@ def check_the_end(seen: Visit, other: Visit, figures: dict[str, Any]) -> None:
     expect(page.locator("#batch-accepted")).to_have_text(str(batches))
     expect(page.locator("#run-bar")).to_have_attribute("aria-valuenow", "100")
     expect(page.locator("#learning dd").first).to_have_text(str(batches))
-    expect(page.locator("#epsilon")).to_have_text("3")
+    expect(page.locator("#epsilon")).to_have_text("8")
     if figures["learner"] == "optimistic":
         expect(page.locator("#value-rows tr")).to_have_count(batches)
         expect(page.locator("#value-note")).to_contain_text("Of the policies played last")

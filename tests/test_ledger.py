@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import signal
 import sqlite3
@@ -22,6 +21,7 @@ from shufflerl.privacy import ledger as ledger_module
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
 from shufflerl.privacy.ledger import Charge, Ledger
 from tests.waiting import PATIENCE
+from tests.warm import FORKS
 
 BUDGET = Budget(1.0, 1e-5)
 FULL = Charge(calibrate(BUDGET, 22), 22)
@@ -200,7 +200,7 @@ def _record_and_die(path: Path) -> None:
 @pytest.mark.slow
 def test_the_record_stands_after_a_crash_before_the_release(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    crashed = multiprocessing.get_context("spawn").Process(target=_record_and_die, args=(path,))
+    crashed = FORKS.Process(target=_record_and_die, args=(path,))
     crashed.start()
     crashed.join(PATIENCE)
     assert crashed.exitcode == -signal.SIGKILL
@@ -492,9 +492,8 @@ def _record_what_fits(path: Path, who: int, together: Barrier) -> None:
 @pytest.mark.slow
 def test_processes_together_do_not_overspend(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    spawn = multiprocessing.get_context("spawn")
-    together = spawn.Barrier(4)
-    processes = [spawn.Process(target=_record_what_fits, args=(path, who, together)) for who in range(4)]
+    together = FORKS.Barrier(4)
+    processes = [FORKS.Process(target=_record_what_fits, args=(path, who, together)) for who in range(4)]
     for process in processes:
         process.start()
     for process in processes:

@@ -18,8 +18,8 @@ from shufflerl import cli
 from shufflerl.network import faults
 from shufflerl.network.demo import Role
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
     [
         "dp_accounting.pld.privacy_loss_distribution",
         "pytest",  # what pytest started as, and each forked process imports again
@@ -38,7 +38,7 @@ class _Process:
 
     def __init__(self, arguments: tuple[str, ...], log: Path, environment: dict[str, str]) -> None:
         ours, theirs = multiprocessing.Pipe(duplex=False)
-        self._process = _FORKS.Process(target=_run, args=(arguments, theirs, log, environment))
+        self._process = FORKS.Process(target=_run, args=(arguments, theirs, log, environment))
         self._process.start()
         theirs.close()
         self.stdout = os.fdopen(os.dup(ours.fileno()))
