@@ -95,7 +95,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("wire", "device"),
         ("coordinator", "summing", "network_audit"),
     ),
-    "network/shuffler.py": (("shuffler",), ("shuffler_simulation", "summing", "lengths")),
+    "network/shuffler.py": (("shuffler", "mixing"), ("summing", "lengths", "shuffler_simulation")),
 }
 
 _ARITHMETIC = {
