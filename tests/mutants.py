@@ -84,7 +84,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator", "summing"),
     ),
     "network/composing.py": (("fleet",), ("node", "summing", "lengths", "network_audit")),
-    "network/coordinator.py": (("coordinator",), ("summing", "summing_simulation", "network_http")),
+    "network/coordinator.py": (("coordinator", "unmasking"), ("summing", "summing_simulation", "network_http")),
     "network/fleet.py": (("fleet",), ("network_processes",)),
     "network/masking.py": (("masking", "lengths"), ("unmasking", "summing")),
     "network/mixing.py": (("mixing",), ("shuffler",)),
