@@ -85,7 +85,10 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator", "summing"),
     ),
     "network/node/composing.py": (("fleet",), ("node", "summing", "lengths", "network_audit")),
-    "network/coordinator/coordinator.py": (("coordinator",), ("summing", "summing_simulation", "network_http")),
+    "network/coordinator/coordinator.py": (
+        ("coordinator", "unmasking"),
+        ("summing", "summing_simulation", "network_http"),
+    ),
     "network/node/fleet.py": (("fleet",), ("network_processes",)),
     "network/protocol/masking.py": (("masking", "lengths"), ("unmasking", "summing")),
     "network/shuffler/mixing.py": (("mixing",), ("shuffler",)),
@@ -96,7 +99,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("wire", "device"),
         ("coordinator", "summing", "network_audit"),
     ),
-    "network/shuffler/shuffler.py": (("shuffler",), ("shuffler_simulation", "summing", "lengths")),
+    "network/shuffler/shuffler.py": (("shuffler", "mixing"), ("summing", "lengths", "shuffler_simulation")),
 }
 
 _ARITHMETIC = {

@@ -65,6 +65,17 @@ def test_a_node_is_its_token_wherever_it_stands_in_the_list(place: Place) -> Non
         assert len(again._ledger.releases) == 2
 
 
+@pytest.mark.usefixtures("here")
+def test_a_batch_that_wants_one_more_gets_it(place: Place) -> None:
+    node = place.node("first")
+    node.participate()
+    node.close()
+    with fleet(place, [place.world.mint()]) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 20))
+    assert nodes.verdicts == {"accepted": 1}
+    assert place.accepted == place.world.users
+
+
 def test_a_folder_of_one_run_is_refused_for_another(place: Place) -> None:
     """What its users have spent would not be added up."""
     with fleet(place, []):

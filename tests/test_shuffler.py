@@ -15,10 +15,10 @@ from scipy import stats
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network.node.reporting import seal_report
 from shufflerl.network.protocol import crypto, wire
-from shufflerl.network.protocol.wire import Action, ProblemError, Reason, Report, State, Verdict
+from shufflerl.network.protocol.wire import Action, ProblemError, Reason, Report, State, Transport, Verdict
 from shufflerl.network.shuffler import mixing
 from shufflerl.network.shuffler.mixing import permuted
-from shufflerl.network.shuffler.shuffler import Limits
+from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import BatchId, SQLiteStore
 from tests.network_world import World, meaning_of, new_identity
 from tests.test_network_store import fill, free, left_of
@@ -435,24 +435,61 @@ def test_neither_database_holds_what_its_role_must_not_know(tmp_path: Path) -> N
     world.store.close()
 
 
-def test_what_was_scrubbed_is_erased_even_if_the_disk_failed_just_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["released", "aborted", "scrubbed", "announced again"])
+def test_what_was_deleted_is_erased_even_if_the_disk_failed_just_then(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SQLiteStore(tmp_path / "shuffler.db")
-    world = World(store=store)
+    store, again = SQLiteStore(tmp_path / "shuffler.db"), how == "announced again"
+    limits = Limits(min_batch_size=1, timeout=100.0, when_late="abort")
+    world = World(store=store, limits=limits, transport=Transport.sums if again else Transport.tags)
     world.announce()
-    world.upload(*(world.report() for _ in range(3)))
     world.shuffler.advance()
-    released = world.collect()
+    key = store.key(BatchId(world.task, 0, 0))
+    assert key is not None
+    reports = [world.report() for _ in range(2 if how == "aborted" else 3)]
+    world.upload(*reports)
+    secret = [key, *(report.envelope for report in reports)]
+    if how in ("scrubbed", "announced again"):
+        world.shuffler.advance()
+        if again:
+            world.exclude()
+            world.shuffler.advance()
+        secret = [world.collect()]
+    elif how == "aborted":
+        world.now += 101.0
 
     def fails() -> None:
         raise StorageError("the disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "erase", fails)
-        with pytest.raises(StorageError):
-            world.scrub()
-    assert world.shuffler.status(world.task).state == State.scrubbed
+        if how in ("scrubbed", "announced again"):
+            with pytest.raises(StorageError):
+                world.scrub() if how == "scrubbed" else world.announce(0, 1)
+        else:
+            assert not world.shuffler.advance()
+    assert world.shuffler.status(world.task).state == (State.scrubbed if again else how)
+    assert left_of(secret, tmp_path) != []
     assert world.shuffler.advance()  # nobody asks again: the shuffler itself sees to it
-    assert left_of([released], tmp_path) == []
+    assert left_of(secret, tmp_path) == []
     store.close()
+
+
+@pytest.mark.parametrize("how", ["released", "aborted"])
+def test_no_process_keeps_the_key_of_a_batch_that_it_or_another_has_closed(how: str) -> None:
+    world = World(limits=Limits(min_batch_size=1, timeout=100.0, when_late="abort"))
+    other = Shuffler(
+        world.store, world.identity, world.coordinator.public, world.enrolment.public, world.limits, lambda: world.now
+    )
+    world.announce()
+    for shuffler in (other, world.shuffler):
+        shuffler.advance()
+        shuffler.upload(world.task, [(0, 0, world.report())])  # for which it needs the key
+    if how == "released":
+        world.upload(world.report())
+    else:
+        world.now += 101.0
+    for shuffler in (other, world.shuffler):
+        assert shuffler.advance()
+        assert shuffler.status(world.task).state == how
+        assert shuffler._key_of(BatchId(world.task, 0, 0)) is None

@@ -364,7 +364,8 @@ class Shuffler:
             now = self._store.get(batch.id)
             if now is None or now.state == State.sealed:
                 raise
-            # Another process with the same store has released it meanwhile.
+            # Another process with the same store has released it meanwhile; or this one, and could not erase the rest.
+            self._store.erase()
         self._key_of.cache_clear()
         return True
 
