@@ -291,6 +291,14 @@ def test_a_run_is_continued_with_its_own_settings_only(tmp_path: Path) -> None:
     Coordinator(tmp_path, RUN).close()
 
 
+def test_equal_runs_have_equal_identities() -> None:
+    """In whatever order its settings were written: it must go on."""
+    one, other = ({"first": 2, "pool": True}, {"pool": True, "first": 2})
+    runs = [dataclasses.replace(RUN, learner_parameters=parameters) for parameters in (one, other)]
+    assert runs[0] == runs[1]
+    assert runs[0].identity == runs[1].identity
+
+
 def test_a_run_in_a_folder_without_its_identity_is_not_given_another(tmp_path: Path) -> None:
     """A new one would be nobody that shuffler and nodes know, and the run could not go on."""
     Coordinator(tmp_path, RUN).close()

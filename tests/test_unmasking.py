@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.protocol import Protocol
+from shufflerl.privatizers.shuffle import Shuffle
 from tests.network_world import QUERY, crash_at, new_identity
 from tests.test_coordinator import ENV, MDP
 
@@ -143,6 +145,24 @@ def test_a_run_from_beginning_to_end(system: System) -> None:
     assert "added up under masks" in certificate.mechanism
     assert "adding shuffler" in certificate.assumptions
     assert "honest shuffler" not in certificate.assumptions
+
+
+@pytest.mark.parametrize(
+    ("transport", "trusted"),
+    [
+        ("tags", {"honest shuffler"}),
+        ("sums", {"adding shuffler"}),
+        ("auto", {"honest shuffler", "adding shuffler"}),
+    ],
+)
+def test_a_certificate_says_what_the_shuffler_is_trusted_with(
+    transport: Literal["tags", "sums", "auto"], trusted: set[str], tmp_path: Path
+) -> None:
+    coordinator = Coordinator(tmp_path, dataclasses.replace(RUN, transport=transport))
+    assumptions = coordinator.certificate().assumptions
+    assert {name for name in assumptions if "shuffler" in name} == trusted
+    assert set(Shuffle.assumptions) - {"honest shuffler"} <= set(assumptions)
+    coordinator.close()
 
 
 def test_who_is_excluded_is_counted_nowhere(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
