@@ -54,7 +54,7 @@ test: install chromium
 # Ray is an extra of its own and large, so these tests are skipped elsewhere.
 test-ray: install
 	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --editable '.[dev,ray]'
-	$(BIN)/pytest -k ray tests/test_sweep.py tests/test_reproduce.py
+	$(BIN)/pytest -k ray tests/experiments/test_sweep.py tests/experiments/test_reproduce.py
 
 # Small faults, one at a time, and whether a test notices; for an evening, and no part of `make test`. Taken up where it
 # stopped; make mutants ARGS='--most 50 --files noise.py' tries some.

@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.nats_cluster import MISSING, Cluster, server_binary
-from tests.nats_processes import Rounds, front_ends
+from tests.support.nats_cluster import MISSING, Cluster, server_binary
+from tests.support.nats_processes import Rounds, front_ends
 
 from bench.measure import Figure, SkippedError
 from bench.network import announced, ask, core_time, make_upload, send

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.nats_cluster import Cluster
-from tests.nats_fronts import Front
+from tests.support.nats_cluster import Cluster
+from tests.support.nats_fronts import Front
 
 # The same examples every time, and no clock: what passed here passes elsewhere. HYPOTHESIS_PROFILE=search draws others.
 settings.register_profile("fixed", derandomize=True, deadline=None)

@@ -64,42 +64,67 @@ _IMPORTED = [
 
 #: Each file and its tests, beside its own examples: the first must let a mutant live before the next are run.
 TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "privacy/accounting.py": (("accounting",), ("ledger", "certificate")),
-    "privacy/audit.py": (("audit",), ("network_audit",)),
-    "privacy/certificate.py": (("certificate",),),
-    "privacy/ledger.py": (("ledger",),),
-    "noise.py": (("noise",), ("privatizer_budgets",)),
-    "privacy/mechanism.py": (("privatizer_budgets",), ("privatizers", "certificate", "network_agreement")),
-    "privacy/protocol.py": (("protocol",),),
-    "privacy/randomness.py": (("randomness",),),
-    "privacy/sizing.py": (("certificate",), ("cli",)),
-    "privatizers/__init__.py": (("privatizers",),),
-    "privatizers/base.py": (("privatizer_budgets",), ("privatizers",)),
-    "privatizers/central.py": (("privatizer_budgets",), ("privatizers",)),
-    "privatizers/local.py": (("privatizer_budgets",), ("privatizers",)),
-    "privatizers/none.py": (("privatizers",), ("loop",)),
-    "privatizers/shuffle.py": (("privatizer_budgets",), ("privatizers",)),
+    "privacy/accounting.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
+    "privacy/audit.py": (("privacy/test_audit",), ("network/test_audit",)),
+    "privacy/certificate.py": (("privacy/test_certificate",),),
+    "privacy/ledger.py": (("privacy/test_ledger",),),
+    "noise.py": (("test_noise",), ("privatizers/test_budgets",)),
+    "privacy/mechanism.py": (
+        ("privatizers/test_budgets",),
+        ("privatizers/test_privatizers", "privacy/test_certificate", "network/protocol/test_agreement"),
+    ),
+    "privacy/protocol.py": (("privacy/test_protocol",),),
+    "privacy/randomness.py": (("privacy/test_randomness",),),
+    "privacy/sizing.py": (("privacy/test_certificate",), ("test_cli",)),
+    "privatizers/__init__.py": (("privatizers/test_privatizers",),),
+    "privatizers/base.py": (("privatizers/test_budgets",), ("privatizers/test_privatizers",)),
+    "privatizers/central.py": (("privatizers/test_budgets",), ("privatizers/test_privatizers",)),
+    "privatizers/local.py": (("privatizers/test_budgets",), ("privatizers/test_privatizers",)),
+    "privatizers/none.py": (("privatizers/test_privatizers",), ("test_loop",)),
+    "privatizers/shuffle.py": (("privatizers/test_budgets",), ("privatizers/test_privatizers",)),
     "network/protocol/agreement.py": (
-        ("network_agreement", "masking", "lengths"),
-        ("node", "fleet"),
-        ("coordinator", "summing"),
+        ("network/protocol/test_agreement", "network/protocol/test_masking", "network/protocol/test_lengths"),
+        ("network/node/test_node", "network/node/test_fleet"),
+        ("network/coordinator/test_coordinator", "network/shuffler/test_summing"),
     ),
-    "network/node/composing.py": (("fleet",), ("node", "summing", "lengths", "network_audit")),
+    "network/node/composing.py": (
+        ("network/node/test_fleet",),
+        (
+            "network/node/test_node",
+            "network/shuffler/test_summing",
+            "network/protocol/test_lengths",
+            "network/test_audit",
+        ),
+    ),
     "network/coordinator/coordinator.py": (
-        ("coordinator", "unmasking"),
-        ("summing", "summing_simulation", "network_http"),
+        ("network/coordinator/test_coordinator", "network/coordinator/test_unmasking"),
+        ("network/shuffler/test_summing", "network/shuffler/test_summing_simulation", "network/web/test_http"),
     ),
-    "network/node/fleet.py": (("fleet",), ("network_processes",)),
-    "network/protocol/masking.py": (("masking", "lengths"), ("unmasking", "summing")),
-    "network/shuffler/mixing.py": (("mixing",), ("shuffler",)),
-    "network/node/node.py": (("node",), ("device", "network_processes")),
-    "network/coordinator/opening.py": (("coordinator", "unmasking"), ("summing",)),
+    "network/node/fleet.py": (("network/node/test_fleet",), ("network/test_processes",)),
+    "network/protocol/masking.py": (
+        ("network/protocol/test_masking", "network/protocol/test_lengths"),
+        ("network/coordinator/test_unmasking", "network/shuffler/test_summing"),
+    ),
+    "network/shuffler/mixing.py": (("network/shuffler/test_mixing",), ("network/shuffler/test_shuffler",)),
+    "network/node/node.py": (("network/node/test_node",), ("network/node/test_device", "network/test_processes")),
+    "network/coordinator/opening.py": (
+        ("network/coordinator/test_coordinator", "network/coordinator/test_unmasking"),
+        ("network/shuffler/test_summing",),
+    ),
     "network/node/reporting.py": (
-        ("network_agreement", "masking", "lengths", "node"),
-        ("wire", "device"),
-        ("coordinator", "summing", "network_audit"),
+        (
+            "network/protocol/test_agreement",
+            "network/protocol/test_masking",
+            "network/protocol/test_lengths",
+            "network/node/test_node",
+        ),
+        ("network/protocol/test_wire", "network/node/test_device"),
+        ("network/coordinator/test_coordinator", "network/shuffler/test_summing", "network/test_audit"),
     ),
-    "network/shuffler/shuffler.py": (("shuffler", "mixing"), ("summing", "lengths", "shuffler_simulation")),
+    "network/shuffler/shuffler.py": (
+        ("network/shuffler/test_shuffler", "network/shuffler/test_mixing"),
+        ("network/shuffler/test_summing", "network/protocol/test_lengths", "network/shuffler/test_shuffler_simulation"),
+    ),
 }
 
 _ARITHMETIC = {
@@ -354,7 +379,7 @@ class Copy:
         source, unchanged = changed.read_bytes(), changed.stat()
         try:
             for names in TESTS[mutant.file]:
-                tests = (f"src/shufflerl/{mutant.file}", *(f"tests/test_{name}.py" for name in names))
+                tests = (f"src/shufflerl/{mutant.file}", *(f"tests/{name}.py" for name in names))
                 limit = self._limit(tests)
                 changed.write_bytes(mutant.of(source))
                 if self.fails(tests, limit):

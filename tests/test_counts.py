@@ -12,7 +12,7 @@ from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.mdp import MDP, Mixture
 from shufflerl.noise import Silent
 from shufflerl.population import TrajectoryPopulation
-from tests.examples import full_batch, mdps, random_mdp, random_mixture
+from tests.support.examples import full_batch, mdps, random_mdp, random_mixture
 
 
 @st.composite

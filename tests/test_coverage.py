@@ -15,7 +15,15 @@ from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture
 from shufflerl.planning import occupancy, visit_probabilities
-from tests.test_policy_sets import distinct_policies, everything, random_model, random_start, seeds, shapes, taken
+from tests.policy_sets.test_policy_sets import (
+    distinct_policies,
+    everything,
+    random_model,
+    random_start,
+    seeds,
+    shapes,
+    taken,
+)
 
 
 def certify(design: Design, inside: PolicyArray, transitions: FloatArray, start: FloatArray, actions: int) -> None:

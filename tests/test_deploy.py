@@ -19,8 +19,8 @@ import yaml
 
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, read
 from shufflerl.network.protocol.crypto import SigningKey
-from tests.ports import free_port
-from tests.waiting import PATIENCE, telling, until
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE, telling, until
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

@@ -207,7 +207,7 @@ def test_the_evidence_of_every_correction_exists() -> None:
     sections = re.split(r"^### (?=\d)", (DOCS / "corrections.md").read_text(), flags=re.MULTILINE)[1:]
     assert [int(section.split(".")[0]) for section in sections] == list(range(1, 12))
     for section in sections:
-        linked = re.findall(r"\(\.\./(tests/\w+\.py)\)", section)
+        linked = re.findall(r"\(\.\./(tests/[\w/]+\.py)\)", section)
         named = re.findall(r"`(test_\w+)`", section)
         assert linked
         assert named

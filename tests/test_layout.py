@@ -21,7 +21,7 @@ from shufflerl.mdp import MDP, Mixture, Problem, permuted_actions
 from shufflerl.planning import policy_values
 from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.privatizers.none import NoPrivacy
-from tests.examples import full_batch, mdps, random_mdp, random_mixture
+from tests.support.examples import full_batch, mdps, random_mdp, random_mixture
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,7 +13,7 @@ from shufflerl.loop import learn
 from shufflerl.mdp import MDP
 from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.privatizers.none import NoPrivacy
-from tests.examples import random_mdp
+from tests.support.examples import random_mdp
 
 MDP_ = random_mdp(6, horizon=3, states=3, actions=2)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shufflerl import planning
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP, Mixture, Problem, homogeneous
-from tests.examples import all_policies, all_trajectories, mdps, random_mdp, random_mixture
+from tests.support.examples import all_policies, all_trajectories, mdps, random_mdp, random_mixture
 
 
 @settings(max_examples=25, deadline=None)

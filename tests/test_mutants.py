@@ -51,7 +51,7 @@ def test_files_and_their_tests_exist() -> None:
     for file, groups in TESTS.items():
         assert next(iter(mutants_of(file)), None) is not None
         for name in (name for group in groups for name in group):
-            assert Path(ROOT, "tests", f"test_{name}.py").exists()
+            assert Path(ROOT, "tests", f"{name}.py").exists()
     rooms = {
         f"{room}/{path.name}"
         for room in ("privacy", "privatizers")

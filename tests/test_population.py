@@ -14,7 +14,7 @@ from shufflerl.counts import Batch, CountQuery, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP, Mixture
 from shufflerl.population import CountPopulation, TrajectoryPopulation
-from tests.examples import all_trajectories, full_batch, random_mdp, random_mixture
+from tests.support.examples import all_trajectories, full_batch, random_mdp, random_mixture
 
 LEVEL = 1e-4
 

@@ -17,7 +17,7 @@ from shufflerl.estimation import precision
 from shufflerl.learners.sdp_pe import SDPPE
 from shufflerl.population import CountPopulation
 from shufflerl.privatizers.base import Privatizer
-from tests.examples import random_mdp
+from tests.support.examples import random_mdp
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 

@@ -11,7 +11,7 @@ from shufflerl.experiment import Setting, run
 from shufflerl.loop import learn
 from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.seeding import ROLES, Seed, stream
-from tests.examples import random_mdp
+from tests.support.examples import random_mdp
 
 MDP_ = random_mdp(0)
 

@@ -22,7 +22,7 @@ from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.privatizers.base import Privatizer
 from shufflerl.privatizers.none import NoPrivacy
-from tests.examples import random_mdp
+from tests.support.examples import random_mdp
 
 EPISODES = 500
 

@@ -19,7 +19,7 @@ from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.population import CountPopulation
 from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
-from tests.examples import full_batch, random_mdp, random_mixture
+from tests.support.examples import full_batch, random_mdp, random_mixture
 
 LEVEL = 1e-4
 USERS = 60

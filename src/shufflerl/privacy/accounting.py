@@ -49,11 +49,11 @@ _BLOCKS_PER_DEVIATION = 50_000
 # Relative error of an outcome's probability: 2e-9 from the midpoint rule inside a block, 9e-9 from summing logarithms.
 _MASS_ERROR = 2e-8
 # Absolute error of the Fourier composition in units of rounding per composed loss; measured against direct convolution
-# it stays below 0.5 (`test_accounting.py` repeats the measurement).
+# it stays below 0.5 (`privacy/test_accounting.py` repeats the measurement).
 _ROUNDINGS_PER_LOSS = 4
 # Sums, products, quotients and roots are right to half of this, relatively; exp and log of the C library to all of it.
 _ULP = sys.float_info.epsilon
-# The Mills ratio is right to this, relatively: erfcx of SciPy to 5 units (`test_accounting.py` repeats the
+# The Mills ratio is right to this, relatively: erfcx of SciPy to 5 units (`privacy/test_accounting.py` repeats the
 # measurement), its argument and factor to 3 more.
 _MILLS_ERROR = 16 * _ULP
 # Calibrated means are at most this much, relatively, above the smallest certified one.

@@ -7,7 +7,7 @@ nothing. (Were a user's bit and its noise added up and sent as one integer, as t
 integers would give single users away.)
 
 This is what a device runs: randomness comes from the operating system and takes no seed. Simulations draw the noise of
-all users on a counter at once (`Noise.sample`), which has the same law; `tests/test_protocol.py` shows it.
+all users on a counter at once (`Noise.sample`), which has the same law; `tests/privacy/test_protocol.py` shows it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,380 @@
+"""The coordinator of masked sums: it counts what was sent, says once what it cannot open, and refuses spoilt sums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from shufflerl import learners
+from shufflerl.arrays import IntArray
+from shufflerl.counts import CountQuery, Release
+from shufflerl.errors import ContractError, InvalidInputError
+from shufflerl.mdp import Problem
+from shufflerl.network.coordinator.coordinator import Coordinator, Run, SpoiltSumError
+from shufflerl.network.coordinator.opening import Opener
+from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
+from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
+from shufflerl.network.protocol.agreement import Agreement, parse_announcement
+from shufflerl.network.protocol.wire import Action, Exclusion, Opening, ProblemError, Signed, State, Transport
+from shufflerl.network.shuffler.shuffler import Limits, Shuffler
+from shufflerl.network.stores.store import SQLiteStore
+from shufflerl.noise import PoissonNoise
+from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.mechanism import ShuffledPoisson
+from shufflerl.privacy.protocol import Protocol
+from tests.network.coordinator.test_coordinator import ENV, MDP
+from tests.support.network_world import QUERY, crash_at, new_identity
+
+pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
+
+RUN = Run(MDP.problem(80), "sdp-pe", Budget(8.0, 1e-5), 7, {"first": 8}, transport="sums", excludable=0.2)
+#: What a user does to its vector; None makes its seed unreadable.
+Tamper = Callable[[masking.Words], None] | None
+
+
+class System:
+    """A coordinator and a shuffler in one process."""
+
+    def __init__(self, folder: Path, run: Run = RUN) -> None:
+        self.folder, self.run = folder, run
+        self.coordinator = Coordinator(folder, run)
+        self.enrolment = new_identity()
+        self.shuffler = Shuffler(
+            SQLiteStore(None),
+            new_identity(),
+            self.coordinator.identity.public,
+            self.enrolment.public,
+            Limits(min_batch_size=1),
+        )
+
+    def mint(self) -> bytes:
+        return crypto.mint(self.enrolment)
+
+    def restart(self) -> None:
+        self.coordinator.close()
+        self.coordinator = Coordinator(self.folder, self.run)
+
+    @property
+    def pending(self) -> tuple[int, int, Signed]:
+        pending = self.coordinator.pending
+        assert pending is not None
+        return pending
+
+    @property
+    def meaning(self) -> Agreement:
+        return parse_announcement(self.pending[2].payload)
+
+    def fill(self, *tampers: Tamper) -> IntArray:
+        """Users fill the batch, the first of them tampered with; what all whose seed can be read have sent."""
+        self.shuffler.announce(self.pending[2])
+        meaning = self.meaning
+        task, number, attempt = meaning.announcement.task, meaning.announcement.batch, meaning.announcement.attempt
+        opening = wire.decode(Opening, self.shuffler.current(task).opening.payload)
+        sent = np.zeros(meaning.protocol.query.size, dtype=np.int64)
+        for user in range(meaning.batch.users):
+            tags = randomize_episode(meaning, play(ENV, meaning))
+            report = seal_report(Checked(meaning, opening.envelope_key), tags, self.mint())
+            if user < len(tampers):
+                report = self.tampered(meaning, opening, tampers[user], tags)
+            if user >= len(tampers) or tampers[user] is not None:
+                np.add.at(sent, tags, 1)
+            (outcome,) = self.shuffler.upload(task, [(number, attempt, report)])
+            assert outcome.problem is None
+        assert self.shuffler.advance()
+        return sent
+
+    def tampered(self, meaning: Agreement, opening: Opening, tamper: Tamper, tags: IntArray) -> wire.Report:
+        token, seed = self.mint(), bytes(32)
+        vector = masking.words(masking.masked(tags, seed, meaning.protocol.query.size, meaning.word_bytes), 2).copy()
+        key, info = crypto.public_box_key(meaning.announcement.tag_key), meaning.seed_info
+        if tamper is None:
+            info += b"?"
+        else:
+            tamper(vector)
+        report_id = crypto.report_id(meaning.announcement.task, token)
+        text = token + crypto.seal(key, info, seed) + vector.tobytes()
+        sealed = crypto.seal(crypto.public_box_key(opening.envelope_key), meaning.envelope_info(report_id), text)
+        return wire.Report(report_id=report_id, envelope=sealed)
+
+    def exclude(self) -> Exclusion:
+        """The coordinator opens the seeds and tells the shuffler, which sums."""
+        number, attempt, _ = self.pending
+        if self.coordinator.exclusion is None:
+            self.coordinator.open_seeds([self.shuffler.seeds(self.coordinator.command(number, attempt, Action.seeds))])
+        said = self.coordinator.exclusion
+        assert said is not None
+        self.shuffler.exclude(said)
+        assert self.shuffler.advance()
+        return wire.decode(Exclusion, said.payload)
+
+    def release(self) -> list[bytes]:
+        number, attempt, _ = self.pending
+        status = self.shuffler.status(self.coordinator.task)
+        assert status.state == State.released
+        commands = (self.coordinator.command(number, attempt, Action.collect, chunk) for chunk in range(status.chunks))
+        return [self.shuffler.collect(command) for command in commands]
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> System:
+    return System(tmp_path)
+
+
+def test_a_run_from_beginning_to_end(system: System) -> None:
+    values = []
+    while system.coordinator.pending is not None:
+        sent = system.fill()
+        protocol = system.meaning.protocol
+        assert system.exclude().positions == []
+        system.coordinator.absorb(system.release())
+        values.append((sent - protocol.users * float(protocol.rate)).tolist())
+        system.restart()
+    records = system.coordinator.records
+    assert [record.values.tolist() for record in records] == values
+    assert {record.transport for record in records} == {Transport.sums}
+    assert sum(record.batch.users for record in records) == 80
+    assert [record.messages for record in records] == [record.batch.users for record in records]
+    assert system.coordinator.ledger.spent <= 8.0
+    certificate = system.coordinator.certificate()
+    assert certificate.epsilon <= 8.0
+    assert "added up under masks" in certificate.mechanism
+    assert "adding shuffler" in certificate.assumptions
+    assert "honest shuffler" not in certificate.assumptions
+
+
+@pytest.mark.parametrize(
+    ("transport", "trusted"),
+    [
+        ("tags", {"honest shuffler"}),
+        ("sums", {"adding shuffler"}),
+        ("auto", {"honest shuffler", "adding shuffler"}),
+    ],
+)
+def test_a_certificate_says_what_the_shuffler_is_trusted_with(
+    transport: Literal["tags", "sums", "auto"], trusted: set[str], tmp_path: Path
+) -> None:
+    coordinator = Coordinator(tmp_path, dataclasses.replace(RUN, transport=transport))
+    assumptions = coordinator.certificate().assumptions
+    assert {name for name in assumptions if "shuffler" in name} == trusted
+    assert set(ShuffledPoisson.assumptions) - {"honest shuffler"} <= set(assumptions)
+    coordinator.close()
+
+
+def test_who_is_excluded_is_counted_nowhere(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, noise, users of the release and the charge are of those who were summed; all have played."""
+    users = system.meaning.batch.users
+    assert system.meaning.announcement.excludable == int(0.2 * users) >= 1
+    sent = system.fill(None)
+    protocol, mean = system.meaning.protocol, system.meaning.announcement.noise_mean
+    assert len(system.exclude().positions) == 1
+    seen: list[Release] = []
+    observe = system.coordinator.learner.observe
+
+    def watched(release: Release) -> None:
+        seen.append(release)
+        observe(release)
+
+    monkeypatch.setattr(system.coordinator.learner, "observe", watched)
+    system.coordinator.absorb(system.release())
+    (record,) = system.coordinator.records
+    assert record.values.tolist() == (sent - (users - 1) * float(protocol.rate)).tolist()
+    assert (record.batch.users, record.messages, record.invalid) == (users - 1, users, 1)
+    assert record.noise == seen[0].noise == PoissonNoise(mean * (users - 1) / users)
+    assert seen[0].batch == record.batch
+    assert seen[0].added_variance == record.noise.variance
+    spent = privacy_loss(PoissonNoise(mean * (1 - 1 / users)), protocol.query.changed_counters).epsilon(1e-5)
+    assert system.coordinator.ledger.spent == pytest.approx(spent, rel=1e-9)
+    assert system.coordinator.ledger.spent <= 8.0
+    assert system.coordinator.learner.episodes_played == users
+
+
+def test_the_ledger_has_what_the_noise_of_the_honest_who_were_summed_costs(tmp_path: Path) -> None:
+    """Whoever was excluded may have been honest: its noise is missing from that of the honest fraction."""
+    system = System(tmp_path, dataclasses.replace(RUN, honest_fraction=0.7))
+    said, query = system.meaning.announcement, system.meaning.batch.query
+    system.fill(None)
+    system.exclude()
+    system.coordinator.absorb(system.release())
+    honest = (0.7 * said.users - 1) * said.noise_mean / said.users
+    spent = privacy_loss(PoissonNoise(honest), query.changed_counters).epsilon(1e-5)
+    assert system.coordinator.ledger.spent == pytest.approx(spent, rel=1e-9)
+    assert spent <= 8.0
+
+
+def test_too_many_that_cannot_be_opened_are_told_and_not_summed(system: System) -> None:
+    users = system.meaning.batch.users
+    system.fill(*[None] * users)
+    assert system.exclude().positions == list(range(users))
+    assert system.release() == []
+    system.coordinator.reopen()
+    sent = system.fill()
+    assert system.coordinator.exclusion is None  # of another attempt, nothing was said yet
+    rate = float(system.meaning.protocol.rate)
+    system.exclude()
+    system.coordinator.absorb(system.release())
+    assert system.coordinator.records[0].values.tolist() == (sent - users * rate).tolist()
+    assert system.coordinator.ledger.releases == ["batch 0, attempt 1"]
+
+
+def shift(by: int) -> Tamper:
+    def tamper(vector: masking.Words) -> None:
+        vector[3] += np.uint16(by % 2**16)
+
+    return tamper
+
+
+@pytest.mark.parametrize("by", [-20_000, 2_000, 30_000])
+def test_impossible_sums_are_refused_and_asked_again(system: System, by: int) -> None:
+    system.fill(shift(by))
+    system.exclude()
+    before = system.coordinator.learner.save()
+    with pytest.raises(SpoiltSumError, match=r"Counter 3 of batch 0, attempt 0, is .* nobody can tell which"):
+        system.coordinator.absorb(system.release())
+    assert system.coordinator.records == []
+    assert system.coordinator.learner.save() == before
+    assert system.pending[:2] == (0, 1)
+    system.fill()
+    system.exclude()
+    system.coordinator.absorb(system.release())
+    assert system.coordinator.ledger.releases == ["batch 0", "batch 0, attempt 1"]
+
+
+def test_a_possible_falsehood_is_not_seen(system: System) -> None:
+    """What the documentation warns of: within what honest users could have done, one user moves a counter at will."""
+    sent = system.fill(shift(5))
+    rate, users = float(system.meaning.protocol.rate), system.meaning.batch.users
+    system.exclude()
+    system.coordinator.absorb(system.release())
+    assert (system.coordinator.records[0].values - (sent - users * rate))[3] == pytest.approx(5)
+
+
+@pytest.mark.parametrize("label", ["seeds opened", "ledger", "charged", "open", "learner save", "saved"])
+def test_a_crash_at_any_point_changes_nothing(system: System, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = system.fill(None)
+    values = (sent - (system.meaning.batch.users - 1) * float(system.meaning.protocol.rate)).tolist()
+
+    def go_on() -> None:
+        if system.pending[0] == 0:
+            system.exclude()
+            system.coordinator.absorb(system.release())
+
+    with crash_at(label, monkeypatch):
+        go_on()
+    said = system.coordinator.exclusion
+    system.restart()
+    assert system.coordinator.exclusion == said
+    go_on()
+    assert system.coordinator.records[0].values.tolist() == values
+    assert system.coordinator.ledger.releases == ["batch 0"]
+    assert system.pending[0] == 1
+
+
+def test_seeds_and_keys_of_answered_batches_are_gone(system: System) -> None:
+    system.fill()
+    system.exclude()
+    seeds, key = system.coordinator._db.execute("SELECT seeds, key FROM batches").fetchone()
+    everything = b"".join(path.read_bytes() for path in system.folder.iterdir())
+    assert seeds[:32] in everything
+    system.coordinator.absorb(system.release())
+    everything = b"".join(path.read_bytes() for path in system.folder.iterdir())
+    assert not any(secret in everything for secret in (key, seeds[:32], seeds[-32:]))
+
+
+def test_seeds_and_keys_of_an_attempt_that_came_to_nothing_are_gone(system: System) -> None:
+    system.fill(shift(30_000))
+    system.exclude()
+    seeds, key = system.coordinator._db.execute("SELECT seeds, key FROM batches").fetchone()
+    drawn = {seeds[start : start + 32] for start in range(0, len(seeds), 32)} - {bytes(32)}  # the tampered one's
+    with pytest.raises(SpoiltSumError):
+        system.coordinator.absorb(system.release())
+    everything = b"".join(path.read_bytes() for path in system.folder.iterdir())
+    assert not any(secret in everything for secret in (key, *drawn))
+
+
+def test_a_shuffler_that_hands_over_other_than_was_agreed_is_refused(system: System) -> None:
+    system.fill()
+    number, attempt, _ = system.pending
+    seeds = system.shuffler.seeds(system.coordinator.command(number, attempt, Action.seeds))
+    with pytest.raises(ContractError, match="nothing is summed"):
+        system.coordinator.open_seeds([seeds[: -wire.SEALED_SEED_BYTES]])
+    system.exclude()
+    with pytest.raises(ContractError, match="expected 48"):
+        system.coordinator.absorb([b"".join(system.release())[:-2]])
+    system.coordinator._db.execute("UPDATE batches SET seeds = NULL, excluded = NULL")
+    with pytest.raises(ContractError, match="old backup"):
+        system.coordinator.absorb(system.release())
+
+
+def test_workers_unmask_as_one_process_does() -> None:
+    key = crypto.new_box_key()
+    seeds = [bytes([number]) * 32 for number in range(9)]
+    sealed = b"".join(crypto.seal(key.public_key(), b"info", seed) for seed in seeds)
+    spoilt = sealed[:-1] + b"?"
+    opener = Opener(2)
+    raw = key.private_bytes_raw()
+    assert opener.seeds(raw, b"info", [sealed, spoilt]) == Opener().seeds(raw, b"info", [sealed, spoilt])
+    assert Opener().seeds(raw, b"info", [spoilt]) == [*seeds[:-1], None]
+    masks = opener.masks(seeds, 50, 4)
+    opener.close()
+    assert masks.tolist() == Opener().masks(seeds, 50, 4).tolist() == masking.sum_of_masks(seeds, 50, 4).tolist()
+
+
+def test_a_learner_takes_an_answer_of_fewer_users_but_not_of_more() -> None:
+    learner = learners.make("sdp-pe", RUN.problem, 7, first=8)
+    batch = learner.next_batch()
+    assert batch is not None
+    noise = PoissonNoise(1.0)
+    more, fewer = (dataclasses.replace(batch, users=batch.users + change) for change in (1, -1))
+    with pytest.raises(ContractError, match="asked for"):
+        learner.observe(Release(more, np.zeros(batch.query.size), noise, 1.0))
+    learner.observe(Release(fewer, np.zeros(batch.query.size), noise, 1.0))
+    assert learner.episodes_played == batch.users
+
+
+def test_transports_by_cost() -> None:
+    """Few users share much noise: tags are dear. With many each sends few; vectors are as long as ever."""
+    big = Protocol(CountQuery.everything(Problem(5, 50, 5, 100)), 100, PoissonNoise(300.0))
+    after = costs.switch_over(big)
+    assert after is not None
+    for users, best in ((after - 1, Transport.sums), (after, Transport.tags), (2**40, Transport.tags)):
+        assert costs.cheaper(dataclasses.replace(big, users=users)) == best
+    assert costs.of_tags(big).bytes == wire.TOKEN_BYTES + 48 + 52 * agreement.messages_per_report(big)
+    assert costs.of_sums(big).bytes == wire.TOKEN_BYTES + 128 + 2 * big.query.size
+    assert "more than can be summed" in costs.in_words(dataclasses.replace(big, users=2**40))
+    assert costs.switch_over(Protocol(QUERY, 100, PoissonNoise(300.0))) is None
+    figures = costs.compared(1.0, 1e-5, env="riverswim", shape=(1, 1, 1), users=1000)
+    assert (figures["counters"], figures["cheaper"]) == (256, "sums")
+    assert "any number" in costs.told(figures)
+    figures = costs.compared(1.0, 1e-5, env=None, shape=(10, 100, 10), users=10**6)
+    assert f"from {figures['tags_cheaper_from_users']:,} users on" in costs.told(figures)
+
+
+def test_what_all_would_refuse_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(agreement, "_MAX_NOISE", 1)
+        with pytest.raises(ProblemError, match="noise tags; expected at most 1"):
+            Coordinator(tmp_path, RUN)
+    other = dataclasses.replace(RUN, seed=8)  # nothing was stored: the folder is free for another run
+    Coordinator(tmp_path, other).close()
+
+
+def test_auto_takes_what_is_cheaper_and_settings_are_checked(tmp_path: Path) -> None:
+    runs = (dataclasses.replace(RUN, transport="auto"), dataclasses.replace(RUN, transport="tags"))
+    for run, expected in zip(runs, (Transport.sums, Transport.tags), strict=True):
+        coordinator = Coordinator(tmp_path / run.transport, run)
+        pending = coordinator.pending
+        assert pending is not None
+        said = parse_announcement(pending[2].payload).announcement
+        assert said.transport == expected
+        assert (said.excludable > 0) == (expected == Transport.sums)
+        coordinator.close()
+    with pytest.raises(InvalidInputError, match="transport"):
+        dataclasses.replace(RUN, transport="pigeons")  # type: ignore[arg-type]
+    for share in (-0.1, 0.5, 1.0):
+        with pytest.raises(InvalidInputError, match="excludable"):
+            dataclasses.replace(RUN, honest_fraction=0.5, excludable=share)

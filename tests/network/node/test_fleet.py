@@ -1,0 +1,242 @@
+"""Many nodes in one process: each takes part once, whatever happens to the list of tokens, and ends when it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from shufflerl.errors import StateMismatchError
+from shufflerl.network.node import fleet as module
+from shufflerl.network.node.fleet import Fleet
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.agreement import Terms, UnacceptableError
+from shufflerl.privacy.accounting import Budget
+from tests.network.node.test_node import TERMS, Place, check_sent, place, releases
+from tests.support.network_world import Crash
+from tests.support.waiting import PATIENCE, until
+from tests.test_cli import Call, call
+
+__all__ = ["call", "place"]
+SMALL = {"n_states": 2, "horizon": 2}
+#: What two users with noise of mean 40 do not offer.
+OTHER_TERMS = [
+    Terms(Budget(1.0, 1e-5), min_batch_size=2),
+    Terms(Budget(2.0, 1e-5), honest_fraction=0.5, min_batch_size=2),
+    Terms(Budget(8.0, 1e-5), min_batch_size=3),
+    Terms(Budget(8.0, 1e-5), min_batch_size=2, most_messages=10),
+]
+
+
+@contextmanager
+def fleet(place: Place, tokens: list[bytes], **changes: Any) -> Iterator[Fleet]:
+    options: dict[str, Any] = {
+        "env": "riverswim", "parameters": SMALL, "invitation": place.invitation, "terms": TERMS, **changes
+    }  # fmt: skip
+    made = Fleet(tokens=tokens, folder=place.folder / "nodes", **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+def test_a_node_is_its_token_wherever_it_stands_in_the_list(place: Place) -> None:
+    tokens = [place.world.mint() for _ in range(2)]
+    with fleet(place, tokens) as first:
+        asyncio.run(asyncio.wait_for(first.run(), 20))
+        assert first.verdicts == {"accepted": 2}
+        assert len(first._ledger.releases) == 2
+    check_sent(place)
+    with fleet(place, [tokens[1], tokens[1], tokens[0]]) as again:
+        asyncio.run(asyncio.wait_for(again.run(), 20))
+        assert again.verdicts == {}
+        assert len(again._ledger.releases) == 2
+
+
+@pytest.mark.usefixtures("here")
+def test_a_batch_that_wants_one_more_gets_it(place: Place) -> None:
+    node = place.node("first")
+    node.participate()
+    node.close()
+    with fleet(place, [place.world.mint()]) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 20))
+    assert nodes.verdicts == {"accepted": 1}
+    assert place.accepted == place.world.users
+
+
+def test_a_folder_of_one_run_is_refused_for_another(place: Place) -> None:
+    """What its users have spent would not be added up."""
+    with fleet(place, []):
+        pass
+    other = replace(place.invitation, task=bytes(16))
+    with pytest.raises(StateMismatchError, match="run"), fleet(place, [], invitation=other):
+        pass
+
+
+def test_a_batch_for_another_environment_is_refused_before_anyone_is_charged(place: Place) -> None:
+    with fleet(place, [place.world.mint()], parameters={"n_states": 4, "horizon": 2}) as wrong:
+        with pytest.raises(UnacceptableError, match="environment has 4"):
+            asyncio.run(wrong.run())
+        assert wrong._ledger.releases == []
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are threads of this process, where they can be watched."""
+    monkeypatch.setattr(module, "pool", ThreadPoolExecutor)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("number", "attempt"), [(0, 0), (0, 1), (1, 0)])
+@pytest.mark.parametrize("terms", OTHER_TERMS, ids=str)
+def test_a_fleet_sends_nothing_where_its_terms_are_not_met(
+    place: Place, terms: Terms, number: int, attempt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too little noise, too little of honest users, too few users, too long reports: it charges, plays and sends none.
+
+    An attempt that comes to nothing changes nothing of that, nor does a batch that came before.
+    """
+    if number:
+        place.fill(number - 1)
+        place.announce(number, 0)
+    if attempt:
+        place.abort()
+        place.announce(0, attempt)
+    monkeypatch.setattr(module, "compose", lambda *_: pytest.fail("it must not play"))
+    with fleet(place, [place.world.mint() for _ in range(2)], terms=terms) as nodes:
+        with pytest.raises(UnacceptableError):
+            asyncio.run(asyncio.wait_for(nodes.run(), 30))
+        assert nodes._ledger.releases == []
+        assert nodes._outbox.of_run(place.world.task) == []
+    assert place.accepted == (place.world.users if number else 0)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_fleet_is_charged_before_anybody_plays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks while they play finds every charge on disk; killed there, they have had their turn."""
+    charged: list[list[str]] = []
+
+    def die(*_: Any) -> bytes:
+        charged.append(releases(place.folder / "nodes" / "ledger.db"))
+        raise Crash
+
+    tokens = [place.world.mint() for _ in range(2)]
+    with fleet(place, tokens) as nodes:
+        monkeypatch.setattr(module, "compose", die)
+        with pytest.raises((Crash, BaseExceptionGroup)):
+            asyncio.run(nodes.run())
+    assert charged
+    assert all(len(names) == 2 for names in charged)
+    monkeypatch.setattr(module, "compose", lambda *_: pytest.fail("it must not play again"))
+    with fleet(place, tokens) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 30))
+    assert place.accepted == 0
+
+
+def run_nodes(place: Place, call: Call, tokens: list[bytes]) -> tuple[object, dict[str, Any]]:
+    """The command itself: its exit code or message, and what it says."""
+    place.invitation.save(place.folder / "invitation.toml")
+    (place.folder / "tokens").write_text("".join(f"{token.hex()}\n" for token in tokens))
+    (place.folder / "node.toml").write_text(f"""
+invitation = "{place.folder}/invitation.toml"
+tokens = "{place.folder}/tokens"
+folder = "{place.folder}/nodes"
+epsilon = 8.0
+min_batch_size = 2
+environment_parameters = {{ n_states = 2, horizon = 2 }}
+""")
+    code, said = call("node", str(place.folder / "node.toml"))
+    return code, json.loads(said)
+
+
+@pytest.mark.slow
+def test_a_fleet_ends_with_the_run(place: Place, call: Call, caplog: pytest.LogCaptureFixture) -> None:
+    """Tokens that were not needed are told, and no failure: their users are not charged."""
+    with fleet(place, [place.world.mint() for _ in range(2)]) as first:
+        asyncio.run(first.run())
+    finish = wire.encode(place.world.command(wire.Action.finish))
+    scrubs = f"{place.invitation.shuffler}/v1/scrubs"
+    until(lambda: httpx2.post(scrubs, content=finish, trust_env=False).status_code == 200)
+    tokens = [place.world.mint() for _ in range(3)]
+    with fleet(place, tokens) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 20))
+        assert (nodes.verdicts, nodes.unused) == ({}, 3)
+    code, said = run_nodes(place, call, tokens)
+    assert (code, said["verdicts"], said["unused_tokens"]) == (0, {}, 3)
+    assert caplog.messages == ["The run is over: 3 tokens were not needed; their users played and spent nothing."]
+    with fleet(place, []) as left:
+        assert len(left._ledger.releases) == 2
+
+
+@pytest.mark.slow
+def test_refused_reports_are_told_and_a_failure(place: Place, call: Call) -> None:
+    """If the first tokens were all not issued here, the others are not tried: they would be charged for nothing."""
+    false = [bytes([number]) * wire.TOKEN_BYTES for number in range(4)]
+    code, said = run_nodes(place, call, false[:3])
+    assert said["verdicts"] == {"refused: unauthorized": 2}
+    assert code == (
+        "shufflerl: 2 of 2 reports were refused (2 as unauthorized), 1 tokens are left. The token or signature is not "
+        "valid here: see docs/errors/unauthorized.md."
+    )
+    code, said = run_nodes(place, call, [place.world.mint(), false[3]])
+    assert said["verdicts"] == {"accepted": 1, "refused: unauthorized": 1}
+    assert "1 of 2 reports were refused (1 as unauthorized), 0 tokens are left" in str(code)
+
+
+@pytest.mark.slow
+def test_nodes_say_that_they_wait_and_end_in_order_when_told_to(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("00" * wire.TOKEN_BYTES)
+    pinned = ("--task", "00" * 16, "--coordinator-key", "11" * 32, "--shuffler-key", "22" * 32, "--epsilon", "1")
+    where = ("--folder", str(tmp_path / "nodes"), "--tokens", str(tmp_path / "tokens"))
+    nodes = subprocess.Popen(
+        [sys.executable, "-m", "shufflerl", "node", *pinned, *where, "--shuffler", "http://127.0.0.1:9"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert nodes.stderr is not None
+        told = nodes.stderr.readline()
+        assert told.startswith("shufflerl: The shuffler at http://127.0.0.1:9 cannot be reached (")
+        nodes.send_signal(signal.SIGTERM)
+        said, more = nodes.communicate(timeout=PATIENCE)
+    finally:
+        nodes.kill()
+    assert (nodes.returncode, more) == (0, "")
+    assert json.loads(said)["verdicts"] == {}
+
+
+def test_workers_end_with_their_role_even_if_it_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "role.py"
+    script.write_text("""
+import os, time
+from shufflerl.network.workers import pool
+if __name__ == "__main__":
+    print(pool(1).submit(os.getpid).result(), flush=True)
+    time.sleep(60)
+""")
+    role = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert role.stdout is not None
+    worker = int(role.stdout.readline())
+    role.kill()
+    role.communicate()
+
+    def gone() -> bool:
+        try:
+            return Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    until(gone)

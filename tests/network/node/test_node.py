@@ -1,0 +1,537 @@
+"""The node's SDK: one user, one report, whatever happens to the network and to the node."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import httpx2
+import msgspec
+import numpy as np
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shufflerl.envs.gym import TabularEnv
+from shufflerl.envs.riverswim import riverswim
+from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
+from shufflerl.network.node import node as module
+from shufflerl.network.node.node import Backoff, Node, Receipt, TimeLimitError
+from shufflerl.network.node.reporting import play
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.agreement import Terms, UnacceptableError
+from shufflerl.network.protocol.wire import Outcome, ProblemError, Verdict
+from shufflerl.network.shuffler.app import ShufflerServer
+from shufflerl.network.stores.store import SQLiteStore
+from shufflerl.network.web import contact
+from shufflerl.noise import PoissonNoise
+from shufflerl.privacy.accounting import Budget, privacy_loss
+from tests.network.web.test_http import serving
+from tests.support.network_world import PROBLEM, Crash, World, meaning_of, new_identity
+
+TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
+ENV = TabularEnv(riverswim(np.random.default_rng(0), n_states=2, horizon=2))
+
+
+class Sent(NamedTuple):
+    """All that a request tells beside the bytes of its body."""
+
+    line: str
+    headers: tuple[tuple[str, str], ...]
+    body: int
+
+
+class Overheard:
+    """An application whose requests are written down before they are answered."""
+
+    def __init__(self, app: ASGIApp, sent: list[Sent]) -> None:
+        self.app, self.sent = app, sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = 0
+
+        async def overhear() -> Message:
+            nonlocal body
+            message = await receive()
+            body += len(message.get("body", b""))
+            return message
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = b"?".join(part for part in (scope["raw_path"], scope["query_string"]) if part)
+                headers = tuple((name.decode(), value.decode()) for name, value in scope["headers"])
+                self.sent.append(Sent(f"{scope['method']} {path.decode()}", headers, body))
+            await send(message)
+
+        await self.app(scope, overhear, answer)
+
+
+class Place:
+    """A shuffler on loopback with one open batch of two users, and nodes with folders of their own."""
+
+    def __init__(self, folder: Path, port: int, world: World, server: ShufflerServer, sent: list[Sent]) -> None:
+        self.folder, self.world, self._server, self.sent = folder, world, server, sent
+        self.invitation = replace(world.invitation, shuffler=f"http://127.0.0.1:{port}")
+        self.tokens: dict[str, bytes] = {}
+
+    def node(self, name: str, **options: Any) -> Node:
+        token = self.tokens.setdefault(name, self.world.mint())
+        arguments: dict[str, Any] = {"invitation": self.invitation, "terms": TERMS, "env": ENV} | options
+        return Node(token=token, folder=self.folder / name, **arguments)
+
+    @property
+    def accepted(self) -> int:
+        return self.world.shuffler.accepted
+
+    def announce(self, *arguments: Any, **changes: Any) -> None:
+        """As the coordinator does; in the server's own thread, as a shuffler is not for two at once."""
+        self._server._owner.submit(self.world.announce, *arguments, **changes).result()
+
+    def fill(self, number: int) -> None:
+        """Others fill the open batch, and its release is scrubbed."""
+        submit = self._server._owner.submit
+        reports = [self.world.report() for _ in range(self.world.users)]
+        submit(partial(self.world.upload, *reports, number=number)).result()
+        submit(self.world.shuffler.advance).result()
+        submit(self.world.scrub, number).result()
+
+    def abort(self) -> None:
+        """The open batch comes to nothing."""
+        (batch,) = self.world.store.unfinished()
+        self._server._owner.submit(self.world.store.abort, batch.id).result()
+
+
+def releases(ledger: Path) -> list[str]:
+    """What anybody finds in a ledger's file."""
+    with contextlib.closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        return [name for (name,) in db.execute("SELECT name FROM releases")]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nodes go to their shuffler past what others have set
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    world = World(users=2, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=40.0)
+    world.announce()
+    server = ShufflerServer(world.shuffler, world.store)
+    app, sent = server.app, list[Sent]()
+    app.add_middleware(Overheard, sent=sent)
+    with serving(app) as port:
+        yield Place(tmp_path, port, world, server, sent)
+
+
+def test_a_node_takes_part_once(place: Place) -> None:
+    node = place.node("a")
+    assert node.participate() == Receipt(0, "accepted")
+    with pytest.raises(ContractError, match="once"):
+        node.participate()
+    node.close()
+    again = place.node("a")
+    with pytest.raises(ContractError, match="once"):
+        again.participate()
+    again.close()
+    assert place.accepted == 1
+
+
+def test_the_ledger_refuses_a_second_participation_even_without_an_outbox(place: Place) -> None:
+    node = place.node("a")
+    node.participate()
+    node.close()
+    for path in (place.folder / "a").glob("outbox.db*"):
+        path.unlink()
+    node = place.node("a")
+    with pytest.raises((ContractError, BudgetExceededError)):
+        node.participate()
+    node.close()
+    assert place.accepted == 1
+
+
+def test_another_run_composes_against_the_same_budget(place: Place) -> None:
+    """A budget that one run uses up has nothing left for the next, though that has another name."""
+    epsilon = privacy_loss(PoissonNoise(40.0), 6).epsilon(1e-5)
+    for factor, fits in ((1.01, False), (2.0, True)):
+        options = {"terms": Terms(Budget(factor * epsilon, 1e-5), min_batch_size=2)}
+        node = place.node(f"{factor}", **options)
+        node._prepare(place.world.checked())
+        place.world.task = bytes(reversed(place.world.task))
+        place.announce()
+        second = place.world.checked()
+        with contextlib.nullcontext() if fits else pytest.raises(BudgetExceededError):
+            node._prepare(second)
+        node.close()
+        place.world.task = bytes(reversed(place.world.task))
+
+
+def test_a_node_that_was_killed_sends_the_very_same_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = place.node("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "_deliver", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            node.participate()
+    kept = node._outbox.get("node", place.world.task)
+    assert kept is not None
+    assert kept.report is not None
+    node.close()
+    again = place.node("a")
+    monkeypatch.setattr(module, "play", lambda *_: pytest.fail("it must not play again"))
+    assert again.participate() == Receipt(0, "accepted")
+    assert place.accepted == 1
+    ((_, envelope),) = place.world.store.reports(place.world.store.unfinished()[0].id)
+    assert envelope == wire.decode(wire.Report, kept.report).envelope
+    settled = again._outbox.get("node", place.world.task)
+    assert settled is not None
+    assert settled.report is None
+    again.close()
+
+
+def test_a_lost_answer_is_asked_for_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shuffler stored the report but its answer was lost: the retry is a duplicate and counts once."""
+    node = place.node("a")
+    post, lost = node._client.post, [True]
+
+    def lossy(*args: Any, **kwargs: Any) -> Any:
+        answer = post(*args, **kwargs)
+        if lost.pop() if lost else False:
+            raise httpx2.ReadTimeout("lost")
+        return answer
+
+    monkeypatch.setattr(node._client, "post", lossy)
+    assert node.participate().verdict == "accepted"
+    assert place.accepted == 1
+    assert place.world.shuffler.refused[wire.Reason.duplicate] == 1
+    node.close()
+
+
+def test_a_late_node_is_told_and_does_not_try_again(place: Place) -> None:
+    late = place.node("late")
+    parcel = late._prepare(place.world.checked())
+    for name in ("a", "b"):
+        node = place.node(name)
+        node.participate()
+        node.close()
+    assert late._deliver(parcel, 1e18) == Receipt(0, "refused: late")
+    with pytest.raises(ContractError, match="late"):
+        late.participate()
+    late.close()
+
+
+def test_a_node_refuses_before_it_plays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "play", lambda *_: pytest.fail("it must not play"))
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"terms": Terms(Budget(0.5, 1e-5), min_batch_size=2)}, UnacceptableError, "told to accept"),
+        ({"terms": Terms(Budget(8.0, 1e-5), min_batch_size=3)}, UnacceptableError, "min_batch_size"),
+        ({"invitation": replace(place.invitation, coordinator_key=new_identity().public)}, ProblemError, "not signed"),
+        ({"invitation": replace(place.invitation, shuffler_key=new_identity().public)}, ProblemError, "not signed"),
+    ]
+    larger = TabularEnv(riverswim(np.random.default_rng(0), n_states=5, horizon=2))
+    cases.append(({"env": larger}, UnacceptableError, "2 states and 2 actions, but the environment has 5"))
+    for number, (options, error, text) in enumerate(cases):
+        node = place.node(f"refusing {number}", **options)
+        with pytest.raises(error, match=text):
+            node.participate(timeout=5)
+        assert node._ledger.releases == []
+        node.close()
+    assert place.accepted == 0
+
+
+def test_a_node_refuses_a_second_attempt_that_does_not_meet_its_terms(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt would have done; the second asks fewer users, or has less noise."""
+    monkeypatch.setattr(module, "play", lambda *_: pytest.fail("it must not play"))
+    TERMS.check(place.world.checked().agreement)
+    changes: list[dict[str, Any]] = [{"users": 1}, {"noise_mean": 10.0}]
+    for attempt, change in enumerate(changes, 1):
+        place.abort()
+        place.announce(0, attempt, **change)
+        node = place.node(f"{attempt}")
+        with pytest.raises(UnacceptableError, match="does not take part"):
+            node.participate(timeout=5)
+        assert node._ledger.releases == []
+        node.close()
+    assert place.accepted == 0
+
+
+def test_a_node_is_charged_before_it_plays(place: Place) -> None:
+    """Who looks while it plays finds the charge on disk."""
+    charged: list[list[str]] = []
+
+    class Watched(Short):
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+            charged.append(releases(place.folder / "a" / "ledger.db"))
+            return super().step(action)
+
+    node = place.node("a", env=Watched())
+    node.participate()
+    node.close()
+    assert charged == [[f"run {place.world.task.hex()}"]]
+
+
+def test_a_node_that_dies_while_it_plays_has_had_its_turn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: Any) -> None:
+        raise Crash
+
+    monkeypatch.setattr(module, "play", die)
+    for attempt in range(2):
+        node = place.node("a")
+        with pytest.raises(ContractError if attempt else Crash):
+            node.participate()
+        node.close()
+    assert place.accepted == 0
+
+
+def test_waiting_has_an_end(place: Place) -> None:
+    node = place.node("a", invitation=replace(place.invitation, task=bytes(16)))
+    with pytest.raises(TimeLimitError, match="No batch was open"):
+        node.participate(timeout=0.3)
+    node.close()
+    node = place.node("b", invitation=replace(place.invitation, shuffler="http://127.0.0.1:9"))
+    with pytest.raises(TimeLimitError):
+        node.participate(timeout=0.3)
+    node.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_what_is_in_the_way_is_told_once_it_lasts_and_once(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    line = contact.Contact(bytes(16), "http://x")
+    down = httpx2.ConnectError("Connection refused")
+    line.failed(down)
+    assert caplog.messages == []  # a request that was lost is nothing to speak of
+    for _ in range(3):
+        clock[0] += 1.5
+        line.failed(down)
+    assert caplog.messages == ["The shuffler at http://x cannot be reached (Connection refused). It is tried again."]
+    line.failed(ProblemError(wire.Reason.unknown_batch, "No batch."))
+    assert "knows no batch of run 00000000000000000000000000000000" in caplog.messages[1]
+    line.failed(ProblemError(wire.Reason.storage, "The disk is full."))
+    assert caplog.messages[2] == "The shuffler at http://x refuses: The disk is full. It is tried again."
+    line.answered()
+    line.answered()
+    assert caplog.messages[3:] == ["The trouble with the shuffler at http://x is over."]
+    clock[0] += 1.5
+    line.failed(down)
+    assert len(caplog.messages) == 5  # another time
+
+
+def test_an_answer_that_no_shuffler_gives_says_so() -> None:
+    asked = httpx2.Request("GET", "http://x:1/v1/tasks")
+    ours = msgspec.json.encode(ProblemError(wire.Reason.not_found, "This is a coordinator.").problem)
+    for status, body in ((200, b"{}"), (200, b"\xff"), (404, ours), (502, b"Bad Gateway"), (500, b'{"type": "urn:x"}')):
+        with pytest.raises(
+            ProblemError, match=f"What answers at http://x:1 is no shuffler.*status {status}"
+        ) as refused:
+            contact.status(httpx2.Response(status, content=body, request=asked))
+        assert refused.value.reason == wire.Reason.unreachable
+    full = msgspec.json.encode(ProblemError(wire.Reason.storage, "Full.").problem)
+    with pytest.raises(ProblemError, match=r"^Full\.$"):
+        contact.outcome(httpx2.Response(507, content=full, request=asked))
+    with pytest.raises(ProblemError, match="no shuffler"):
+        contact.outcome(httpx2.Response(200, content=wire.encode(wire.Outcomes(outcomes=[])), request=asked))
+
+
+def test_a_node_says_what_it_waits_for_and_that_it_was_refused(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contact, "PATIENCE", -1.0)
+    for changes, text in (
+        ({"task": bytes(16)}, "knows no batch of run"),
+        ({"shuffler": "http://127.0.0.1:9"}, "cannot be reached"),
+    ):
+        node = place.node(text, invitation=replace(place.invitation, **changes))
+        with pytest.raises(TimeLimitError):
+            node.participate(timeout=0.3)
+        node.close()
+        (told,) = caplog.messages
+        assert text in told
+        caplog.clear()
+    place.tokens["false"] = bytes(wire.TOKEN_BYTES)
+    node = place.node("false")
+    assert node.participate() == Receipt(0, "refused: unauthorized")
+    assert "was refused: The token in the envelope was not issued here" in caplog.text
+    node.close()
+
+
+class Short(gymnasium.Env[int, int]):
+    """Ends after one step and pays a half."""
+
+    def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        return 0, 0.5, True, False, {}
+
+
+class Unspeakable(Exception):
+    """Cannot even be told."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class Odd(Short):
+    """Begins with one thing and answers a step with another; exceptions are raised."""
+
+    def __init__(self, first: Any, then: Any) -> None:
+        self.first, self.then = first, then
+
+    def reset(self, **_: Any) -> Any:
+        if isinstance(self.first, BaseException):
+            raise self.first
+        return self.first, {}
+
+    def step(self, action: int) -> Any:
+        if isinstance(self.then, BaseException):
+            raise self.then
+        return self.then
+
+
+ODD = {
+    "nothing": Odd(None, None),
+    "not a number": Odd(float("nan"), None),
+    "infinite": Odd(float("inf"), None),
+    "text": Odd("left", None),
+    "a list": Odd([0, 1], None),
+    "too large to print": Odd(10**5000, (0, 0.0, False, False, {})),
+    "reset raises": Odd(RuntimeError("at home"), None),
+    "step raises": Odd(0, RuntimeError("at home")),
+    "step raises something unspeakable": Odd(0, Unspeakable()),
+    "step answers nothing": Odd(0, None),
+    "step leads nowhere": Odd(0, (None, 0.0, False, False, {})),
+    "no reward": Odd(0, (0, None, False, False, {})),
+    "reward in words": Odd(0, (0, "much", False, False, {})),
+    "step ends the program": Odd(0, SystemExit(3)),
+    "step is interrupted": Odd(0, KeyboardInterrupt()),
+    "reset closes a generator": Odd(GeneratorExit(), None),
+}
+
+
+HEADERS = ["accept", "accept-encoding", "connection", "host", "user-agent"]
+
+
+def check_sent(place: Place) -> None:
+    """Three requests, whoever sends them: what they tell beside the sealed body is the same for all, and no more."""
+    path = f"/v1/tasks/{place.world.task.hex()}"
+    report = wire.Report(report_id=bytes(16), envelope=bytes(meaning_of(place.world).envelope_bytes))
+    upload = wire.encode(wire.Upload(batch=0, attempt=0, reports=[report]))
+    expected = [
+        (f"GET {path}/batch", HEADERS, 0),
+        (f"GET {path}/status", HEADERS, 0),
+        (f"POST {path}/reports", sorted([*HEADERS, "content-length", "content-type"]), len(upload)),
+    ]
+    found = [(sent.line, sorted(name for name, _ in sent.headers), sent.body) for sent in sorted(set(place.sent))]
+    assert found == expected
+    host = place.invitation.shuffler.removeprefix("http://")
+    for sent in place.sent:
+        assert dict(sent.headers)["host"] == host
+
+
+def test_what_a_node_sends_tells_nothing_of_its_episode_but_sealed(place: Place) -> None:
+    """No header, address or length differs between an episode that pays and one that fails."""
+    for name, env in (("pays", Odd(0, (1, 1.0, False, False, {}))), ("fails", Odd(None, None))):
+        node = place.node(name, env=env)
+        node.participate()
+        node.close()
+    check_sent(place)
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_whatever_an_environment_does_one_report_is_sent(place: Place, odd: Any, caplog: Any) -> None:
+    """Silence would tell: the node is charged, and what it reports is an episode that nobody played."""
+    node = place.node("a", env=odd)
+    assert node.participate() == Receipt(0, "accepted")
+    node.close()
+    assert place.accepted == 1
+    assert "The episode failed" in caplog.text
+    episode = play(odd, meaning_of(place.world))
+    assert (episode.states.tolist(), episode.rewards.tolist()) == ([[0, 0]], [[0, 0]])
+
+
+@pytest.mark.parametrize("reward", [0, 1])
+@pytest.mark.parametrize(("terminated", "truncated"), [(False, False), (True, False), (False, True)])
+def test_what_is_as_it_should_be_is_reported_as_it_is(
+    reward: int, terminated: bool, truncated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rewards of nothing and of one are those very bits; after the end nothing is paid; and nothing is told."""
+    episode = play(Odd(0, (1, float(reward), terminated, truncated, {})), meaning_of(World()))
+    assert episode.states.tolist() == [[0, 1]]
+    assert episode.rewards.tolist() == [[reward, 0 if terminated or truncated else reward]]
+    assert caplog.messages == []
+
+
+def test_an_episode_that_failed_is_one_the_policy_could_have_played() -> None:
+    """In the first state it takes the policy's action there: what is impossible would tell that nobody played."""
+    policy = np.array([[1, 0], [0, 1]], dtype="<u2")
+    meaning = meaning_of(World(), policies=policy.tobytes())
+    for env in ODD.values():
+        episode = play(env, meaning)
+        assert episode.actions.tolist() == [[policy[h, x] for h, x in enumerate(episode.states[0])]]
+
+
+def test_a_program_that_makes_errors_of_warnings_still_reports(place: Place) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, odd in (("a", Odd(5, (0, 7.0, True, False, {}))), ("b", Odd(0, RuntimeError()))):
+            node = place.node(name, env=odd)
+            assert node.participate() == Receipt(0, "accepted")
+            node.close()
+
+
+def test_any_environment_with_reset_and_step_is_played(caplog: pytest.LogCaptureFixture) -> None:
+    meaning = meaning_of(World())
+    episodes = [play(Short(), meaning) for _ in range(400)]
+    assert all(episode.states.tolist() == [[0, PROBLEM.n_states - 1]] for episode in episodes)
+    assert all(episode.rewards[0, 1] == 0 for episode in episodes)
+    paid = sum(int(episode.rewards[0, 0]) for episode in episodes)
+    assert 120 < paid < 280  # a fair coin lies outside with probability 1e-15
+
+    class Bad(Short):
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+            return 0, 1.5, True, False, {}
+
+    class Elsewhere(Short):
+        def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
+            return 2, {}
+
+    # Silence would tell the shuffler what the user met: such episodes are reported as the nearest that can be.
+    assert play(Bad(), meaning).rewards.tolist() == [[1, 0]]
+    assert "reward in [0, 1]" in caplog.text
+    assert play(Elsewhere(), meaning).states.tolist() == [[1, 1]]
+    assert "state 2" in caplog.text
+    with pytest.raises(InvalidInputError, match="token"):
+        Node(Short(), World().invitation, TERMS, b"short", Path("unused"))
+
+
+def test_what_a_verdict_means() -> None:
+    def outcome(reason: wire.Reason) -> Outcome:
+        verdict = Verdict.duplicate if reason == wire.Reason.duplicate else Verdict.refused
+        return Outcome(bytes(16), verdict, ProblemError(reason, "x").problem)
+
+    assert module.settled(Outcome(bytes(16), Verdict.accepted)) == "accepted"
+    assert module.settled(outcome(wire.Reason.duplicate)) == "accepted"
+    assert module.settled(outcome(wire.Reason.replayed)) == "accepted"
+    assert module.settled(outcome(wire.Reason.late)) == "refused: late"
+
+
+def test_waits_grow_and_vary() -> None:
+    backoff = Backoff(first=1.0, most=4.0)
+    waits = [backoff.wait() for _ in range(5)]
+    for wait, middle in zip(waits, (1, 2, 4, 4, 4), strict=True):
+        assert 0.5 * middle <= wait < 1.5 * middle
+    backoff.reset()
+    assert backoff.wait() < 1.5

@@ -1,0 +1,136 @@
+"""What all agree on about masked vectors: that sums cannot wrap, how random they look, and what exclusion costs."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from shufflerl.errors import InvalidInputError
+from shufflerl.network.node.reporting import randomize_episode
+from shufflerl.network.protocol import masking, wire
+from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, parse_announcement
+from shufflerl.network.protocol.wire import ProblemError, Reason, Transport
+from shufflerl.network.shuffler.shuffler import Limits
+from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
+from tests.support.network_world import EPISODE, QUERY, World, meaning_of, terms
+
+NEEDED = calibrate(Budget(1.0, 1e-5), QUERY.changed_counters).mean
+
+
+@pytest.mark.parametrize(("users", "noise"), [(1, 1e-9), (1000, 300.0), (30_000, 900.0), (10**9, 1e8)])
+def test_a_sum_cannot_wrap_nor_an_honest_one_be_refused(users: int, noise: float) -> None:
+    counters = 1_000_000
+    most = masking.most_count(users, noise, counters)
+    assert counters * stats.poisson.sf(most - users, noise) < np.exp(-35)
+    assert 2 * most < 2 ** (8 * masking.word_bytes(users, noise, counters))
+    assert masking.word_bytes(users, noise, counters) == (2 if users < 32_000 else 4)
+
+
+@given(mean=st.floats(1e-9, 1e9), cases=st.integers(1, 10**12))
+def test_what_no_count_exceeds_is_by_chernoff_and_no_more(mean: float, cases: int) -> None:
+    """One more is as rare as it must be, the cap itself is not: shorter would cut off noise, longer only costs."""
+    most = masking.most_poisson(mean, cases)
+
+    def exponent(x: int) -> float:
+        return x * np.log(x / mean) - x + mean if x > mean else 0.0
+
+    assert exponent(most) < 35 + np.log(cases) <= exponent(most + 1)
+
+
+def test_a_word_is_as_wide_as_the_sum_needs() -> None:
+    """An honest sum fills at most half of the range, to the last one; beyond four bytes it is refused."""
+    noise = masking.most_poisson(100.0, 24)
+    for users, size in ((2**15 - 1 - noise, 2), (2**15 - noise, 4), (2**31 - 1 - noise, 4)):
+        assert masking.word_bytes(users, 100.0, 24) == size
+    with pytest.raises(InvalidInputError, match="masked sums end at"):
+        masking.word_bytes(2**31 - noise, 100.0, 24)
+
+
+def test_what_makes_no_sense_as_sums_is_refused() -> None:
+    world = World(transport=Transport.sums)
+    for changes in ({"users": 2**31}, {"excludable": 3}, {"transport": Transport.tags, "excludable": 1}):
+        with pytest.raises(ProblemError) as refused:
+            parse_announcement(wire.encode(msgspec.structs.replace(world.announcement(), **changes)))
+        assert refused.value.reason == Reason.malformed
+    with pytest.raises(InvalidInputError, match="expected 32"):
+        masking.mask(b"short", 5, 2)
+    long = World(transport=Transport.sums, limits=Limits(min_batch_size=1, most_messages=2))
+    with pytest.raises(ProblemError, match="most_messages"):
+        long.announce()
+    with pytest.raises(UnacceptableError, match="most_messages"):
+        terms(most_messages=2).check(meaning_of(world, noise_mean=2 * NEEDED))
+
+
+# What exclusion costs.
+
+
+def test_a_node_does_not_rely_on_noise_that_may_be_excluded() -> None:
+    """Of n users' noise that of the honest, less all that may be excluded, must do: (gamma n - e) / n of it."""
+    world = World(users=100, transport=Transport.sums, excludable=20)
+    meaning = meaning_of(world, noise_mean=NEEDED * 1.01 / 0.7)
+    assert terms(honest_fraction=0.9).honest_noise(meaning).mean == pytest.approx(NEEDED * 1.01, rel=1e-12)
+    terms(honest_fraction=0.9).check(meaning)
+    with pytest.raises(UnacceptableError, match="20 excluded"):
+        terms(honest_fraction=0.89).check(meaning)
+    for excludable in (90, 99):
+        world.excludable = excludable
+        with pytest.raises(UnacceptableError, match="none need be left"):
+            terms(honest_fraction=0.9).check(meaning_of(world, noise_mean=1e6))
+
+
+def test_who_may_be_excluded_does_not_count_as_crowd() -> None:
+    """With noise enough for one user alone a coordinator could else be given the sum of one user, or of a few."""
+    world = World(users=120, transport=Transport.sums, excludable=20, limits=Limits(min_batch_size=100))
+    terms(min_batch_size=100).check(meaning_of(world, noise_mean=2 * NEEDED))
+    assert world.announce(noise_mean=2 * NEEDED).users == 120
+    for excludable in (21, 119):
+        world = World(users=120, transport=Transport.sums, excludable=excludable, limits=Limits(min_batch_size=100))
+        with pytest.raises(UnacceptableError, match=f"120 users less {excludable} that may be excluded"):
+            terms(min_batch_size=100).check(meaning_of(world, noise_mean=200 * NEEDED))
+        with pytest.raises(ProblemError, match=f"120 users, of whom {excludable} may be excluded") as refused:
+            world.announce(noise_mean=200 * NEEDED)
+        assert refused.value.reason == Reason.below_minimum
+
+
+@pytest.mark.parametrize("transport", Transport)
+def test_noise_that_no_device_could_draw_is_refused(transport: Transport) -> None:
+    """A vector is equally long whatever is counted in it, so its length does not bound the noise to be drawn."""
+    world = World(users=100, transport=transport)
+    meaning_of(world, noise_mean=100 * 20e6 / 24)
+    with pytest.raises(ProblemError, match="would draw about 20,240,000 noise tags"):
+        meaning_of(world, noise_mean=100 * 20.24e6 / 24)
+
+
+@pytest.mark.slow
+@given(users=st.integers(2, 10**6), data=st.data(), fraction=st.floats(0.05, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
+    users: int, data: st.DataObject, fraction: float
+) -> None:
+    excludable = data.draw(st.integers(0, max(0, int(0.9 * fraction * users) - 1)))
+    noise = mechanism(Budget(1.0, 1e-5), fraction, excludable / users).noise(QUERY)
+    world = World(users=users, transport=Transport.sums, excludable=excludable)
+    meaning = meaning_of(world, noise_mean=noise.mean)
+    terms(honest_fraction=fraction).check(meaning)
+    # Without the excluded and the dishonest, what is left certifies the budget; a hundredth less would not.
+    left = terms(honest_fraction=fraction).honest_noise(meaning)
+    assert privacy_loss(left, QUERY.changed_counters).delta(1.0) <= 1e-5
+    assert left.mean == pytest.approx(NEEDED, rel=1e-9)
+    assert meaning.protocol.fewest_reports == users - excludable
+
+
+def test_nobody_can_be_excluded_to_the_last() -> None:
+    with pytest.raises(InvalidInputError, match="Let fewer be excluded"):
+        mechanism(Budget(1.0, 1e-5), 0.5, 0.5).noise(QUERY)
+
+
+def test_tags_that_are_sealed_one_by_one_come_in_an_order_that_tells_nothing() -> None:
+    """Drawn, the true ones come first; only where all are counted may they be left so."""
+    for transport in Transport:
+        meaning = meaning_of(World(transport=transport), noise_mean=300.0)
+        tags = [randomize_episode(meaning, EPISODE).tolist() for _ in range(5)]
+        assert all(one == sorted(one) for one in tags) == (transport == Transport.tags)

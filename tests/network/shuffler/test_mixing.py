@@ -1,0 +1,158 @@
+"""Mixing a large batch slice by slice: any order is equally likely, whoever does which slice and however often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from shufflerl.errors import StorageError
+from shufflerl.network.protocol import wire
+from shufflerl.network.protocol.wire import State
+from shufflerl.network.shuffler import mixing
+from shufflerl.network.shuffler.shuffler import Shuffler
+from shufflerl.network.stores.store import BatchId, SQLiteStore, Store
+from tests.contracts.store import ID
+from tests.support.network_world import Crash, World, pretend_to_seal
+
+
+class Parts:
+    """Partial results alone."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def keep(self, _: BatchId, name: str, value: bytes) -> bytes:
+        return self.values.setdefault(name, value)
+
+    def kept(self, _: BatchId, name: str) -> bytes | None:
+        return self.values.get(name)
+
+
+@pytest.mark.slow
+def test_every_order_of_a_batch_is_equally_likely() -> None:
+    """Four tags from two slices over three buckets: 24 orders; level 1e-7."""
+    runs, orders = 12_000, Counter[bytes]()
+    for _ in range(runs):
+        store = cast(Store, Parts())
+        for number, tags in enumerate((b"ab", b"cd")):
+            sealed = b"".join(bytes([tag]) * wire.SEALED_TAG_BYTES for tag in tags)
+            store.keep(ID, f"slice {number}", mixing._spread(store, ID, sealed, 3))
+        orders[b"".join(mixing._gathered(store, ID, 2, 3))[:: wire.SEALED_TAG_BYTES]] += 1
+    assert {bytes(sorted(order)) for order in orders} == {b"abcd"}
+    counts = np.array(list(orders.values()))
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > 1e-7
+
+
+@pytest.fixture
+def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of one report, buckets of a few tags."""
+    pretend_to_seal(monkeypatch)
+    monkeypatch.setattr(mixing, "SLICE_BYTES", 1)
+    monkeypatch.setattr(mixing, "BUCKET_TAGS", 8)
+
+
+def sealed_world(users: int = 7) -> World:
+    world = World(users=users, noise_mean=1e-9)
+    world.announce()
+    world.upload(*(world.marked_report(mark) for mark in range(users)))
+    return world
+
+
+@pytest.mark.usefixtures("sliced")
+def test_a_batch_in_slices_is_released_whole() -> None:
+    world = sealed_world()
+    assert world.shuffler.advance()
+    assert world.shuffler.status(world.task).chunks > 1
+    assert sorted(world.tags(world.collect())) == list(range(21))
+    assert world.store.kept(BatchId(world.task, 0, 0), "slice 0") is None
+
+
+@pytest.mark.usefixtures("sliced")
+def test_slices_of_a_dead_process_are_done_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after every number of stored parts in turn: some slices are there whole, one in part."""
+    world = sealed_world()
+    keep = world.store.keep
+    for deaths in range(1, 12):
+        left = deaths
+
+        def dying(id: BatchId, name: str, value: bytes) -> bytes:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Crash
+            return keep(id, name, value)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.store, "keep", dying)
+            try:
+                world.shuffler.advance()
+                break
+            except Crash:
+                world.restart()
+    assert deaths > 2
+    assert world.shuffler.advance()
+    assert sorted(world.tags(world.collect())) == list(range(21))
+
+
+@pytest.mark.usefixtures("sliced")
+def test_a_slice_done_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process does every slice between this one's look and its result."""
+    world = sealed_world()
+    spread = mixing._spread
+    id = BatchId(world.task, 0, 0)
+
+    def after_another(store: Store, id: BatchId, tags: bytes, buckets: int) -> bytes:
+        for number in range(7):
+            if store.kept(id, f"slice {number}") is None:
+                slice = [envelope for _, envelope in store.reports(id, number, 1)]
+                sealed = slice[0][32:-16][wire.TOKEN_BYTES :]
+                store.keep(id, f"slice {number}", spread(store, id, sealed, buckets))
+        return spread(store, id, tags, buckets)
+
+    monkeypatch.setattr(mixing, "_spread", after_another)
+    assert len(list(world.store.reports(id))) == 7
+    assert world.shuffler.advance()
+    assert sorted(world.tags(world.collect())) == list(range(21))
+
+
+@pytest.mark.usefixtures("sliced")
+def test_a_batch_that_lost_a_report_is_not_released() -> None:
+    world = sealed_world()
+    assert isinstance(world.store, SQLiteStore)
+    world.store._db.execute("DELETE FROM reports WHERE rowid = 3")
+    assert not world.shuffler.advance()
+    assert "never released short" in (world.shuffler.trouble or "")
+    assert world.shuffler.status(world.task).state == State.sealed
+
+
+@pytest.mark.usefixtures("sliced")
+def test_a_batch_that_lost_a_part_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = sealed_world()
+    kept = world.store.kept
+    monkeypatch.setattr(world.store, "kept", lambda id, name: kept(id, name) if name.startswith("slice") else None)
+    assert not world.shuffler.advance()
+    assert "partial result of batch 0 is missing" in (world.shuffler.trouble or "")
+    assert world.shuffler.status(world.task).state == State.sealed
+
+
+def test_another_process_that_was_faster_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = sealed_world()
+    other = Shuffler(
+        world.store, world.identity, world.coordinator.public, world.enrolment.public, world.limits, lambda: world.now
+    )
+    mixed: Callable[..., object] = mixing.mixed
+
+    def slow(*arguments: object) -> object:
+        monkeypatch.setattr(mixing, "mixed", mixed)
+        assert other.advance()
+        raise StorageError("its reports are gone")
+
+    monkeypatch.setattr(mixing, "mixed", slow)
+    assert world.shuffler.advance()
+    assert sorted(world.tags(world.collect())) == list(range(21))

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shufflerl import privatizers
+from shufflerl.counts import CountQuery
+from shufflerl.errors import AccountingError, InvalidInputError
+from shufflerl.learners.ucbvi import UCBVI
+from shufflerl.privacy.certificate import ASSUMPTIONS, IMPLICATIONS, Certificate, at_most
+from shufflerl.privacy.sizing import certificate_of, size_up
+from tests.support.examples import random_mdp
+
+PROBLEM = random_mdp(0, horizon=6, states=4).problem(1000)
+
+
+def _certificate(name: str, **parameters: Any) -> Certificate:
+    learner = UCBVI(PROBLEM, 0)
+    privatizer = privatizers.make(name, learner, epsilon=1.0, delta=1e-5, seed=0, **parameters)
+    certificate = privatizer.certificate(CountQuery.everything(PROBLEM))
+    assert certificate is not None
+    return certificate
+
+
+@pytest.mark.parametrize("name", [name for name, _ in privatizers.PRIVATIZERS if name != "none"])
+def test_text_and_json_say_the_same(name: str) -> None:
+    certificate = _certificate(name)
+    figures = json.loads(json.dumps(certificate.as_dict()))
+    text = " ".join(str(certificate).split())
+    assert f"({at_most(figures['epsilon'])}, 1e-05)-differential privacy in the {figures['model']} model" in text
+    assert figures["mechanism"] in text
+    assert figures["neighbours"] in text
+    assert figures["implies"] in text
+    for assumption, meaning in figures["assumptions"].items():
+        assert f"{assumption}: {meaning}" in text
+    assert figures["epsilon"] <= figures["budget_epsilon"] + 1e-9
+
+
+@given(bound=st.floats(1e-300, 1e300), digits=st.integers(1, 12))
+@example(bound=1.0000000000000002, digits=4)
+@example(bound=0.1, digits=4)
+def test_a_printed_bound_is_a_bound(bound: float, digits: int) -> None:
+    """Never below, and above by less than one of its last digit; what has so few digits is printed as it is."""
+    printed = at_most(bound, digits)
+    assert bound <= float(printed) < bound * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
+    assert at_most(float(printed), digits) == printed
+    assert at_most(np.float64(bound), digits) == printed
+    assert at_most(float("inf")) == "inf"
+
+
+@pytest.mark.parametrize("epsilon", [0.10001, 0.99994, 1.00001, 0.37, 12.3449])
+def test_no_certificate_prints_less_than_it_costs(epsilon: float) -> None:
+    certificate = replace(_certificate("shuffle"), epsilon=epsilon, delta=1.0000049e-5)
+    claim = str(certificate).partition(")")[0].lstrip("(").split(", ")
+    assert float(claim[0]) >= certificate.epsilon
+    assert float(claim[1]) >= certificate.delta
+
+
+def test_a_budget_is_told_where_there_is_one() -> None:
+    assert "  budget       epsilon 1\n" in str(_certificate("shuffle"))
+    alone = certificate_of(400.0, 1e-5, horizon=6, gamma=1.0, participations=2)
+    assert "  budget  " not in str(alone)
+    assert alone.changed_counters == 2 * 22
+    assert "  takes part   2 times\n" in str(alone)
+    assert "  takes part   1 time\n" in str(_certificate("shuffle"))
+
+
+def test_models_of_trust_name_whom_they_trust() -> None:
+    assert "honest shuffler" in _certificate("shuffle").assumptions
+    assert "trusted server" in _certificate("central").assumptions
+    local = _certificate("local")
+    assert not {"honest shuffler", "trusted server"} & set(local.assumptions)
+    assert set(IMPLICATIONS) == {"shuffle", "central", "local"}
+    used = {name for kind in ("shuffle", "central", "local-sampled") for name in _certificate(kind).assumptions}
+    assert used | {"adding shuffler"} == set(ASSUMPTIONS)  # which is said of masked sums, by the network
+
+
+def test_the_privacy_officer_is_told_to_check_every_assumption() -> None:
+    """Those of tags in their order, with that of masked sums, which replaces the second."""
+    page = (Path(__file__).parents[2] / "docs" / "privacy-officer.md").read_text()
+    table = page.split("## Check 5: assumptions")[1].split("\n## ")[0]
+    rows = [row.split(", ") for row in re.findall(r"^\| ([a-z ,]+) \| ", table, flags=re.MULTILINE)[1:]]
+    assert [names[0] for names in rows] == list(_certificate("shuffle").as_dict()["assumptions"])
+    assert [name for names in rows for name in names[1:]] == ["adding shuffler"]
+
+
+def test_a_given_noise_is_certified_for_what_it_is() -> None:
+    sized = size_up(1.0, 1e-5, horizon=6, states=4, actions=2, users=1000, gamma=1.0)
+    certificate = certificate_of(sized["lambda"], 1e-5, horizon=6, gamma=1.0, participations=1)
+    assert certificate.epsilon == pytest.approx(1.0, abs=1e-3)
+    assert certificate.changed_counters == 22
+    weaker = certificate_of(sized["lambda"], 1e-5, horizon=6, gamma=0.5, participations=1)
+    twice = certificate_of(sized["lambda"], 1e-5, horizon=6, gamma=1.0, participations=2)
+    assert weaker.epsilon == pytest.approx(twice.epsilon, rel=0.02)  # half the noise or twice the exposure
+    assert weaker.epsilon > 1.35
+
+
+def test_one_user_alone_is_a_batch() -> None:
+    sized = size_up(1.0, 1e-5, horizon=6, states=4, actions=2, users=1, gamma=1.0)
+    assert sized["messages_per_user"] == pytest.approx(11 + 256 * sized["lambda"])
+
+
+def test_sizes_for_a_paper_sized_problem() -> None:
+    sized = size_up(1.0, 1e-5, horizon=6, states=4, actions=2, users=1000, gamma=1.0)
+    assert sized["noise_sd"] == pytest.approx(17.5, abs=0.05)
+    assert sized["paper"]["noise_sd"] == pytest.approx(354, abs=0.5)
+    assert sized["messages_per_user"] == pytest.approx(11 + 256 * sized["lambda"] / 1000)
+    wider = size_up(1.0, 1e-5, horizon=6, states=4, actions=2, users=1000, gamma=0.5)
+    assert wider["lambda"] == pytest.approx(2 * sized["lambda"])
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_sizes_state_the_budget_and_what_is_truly_spent(gamma: float) -> None:
+    sized = size_up(1.0, 1e-5, horizon=6, states=4, actions=2, users=1000, gamma=gamma)
+    certificate = certificate_of(sized["lambda"], 1e-5, horizon=6, gamma=gamma, participations=1)
+    assert sized["epsilon"] == 1.0
+    assert sized["true_epsilon"] == pytest.approx(certificate.epsilon, abs=1e-12)
+    assert sized["true_epsilon"] != 1.0
+    assert sized["paper"]["epsilon"] == sized["paper"]["true_epsilon"] == pytest.approx(0.0372, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-300])
+def test_what_the_paper_cannot_draw_does_not_hide_ours(epsilon: float) -> None:
+    sized = size_up(epsilon, 1e-5, horizon=6, states=4, actions=2, users=1000, gamma=1.0)
+    assert sized["lambda"] == pytest.approx(3.5e10, rel=0.01)
+    unknown = {key for key, value in sized["paper"].items() if value is None}
+    assert unknown == {"epsilon", "true_epsilon", "lambda", "noise_sd", "messages_per_user"}
+
+
+def test_noise_that_cannot_be_drawn_for_few_honest_users_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInputError, match="epsilon is 1e-09 and delta 1e-08"):
+        size_up(1e-9, 1e-8, horizon=6, states=4, actions=2, users=1000, gamma=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon": -1.0}, "epsilon is -1"),
+        ({"delta": 0.0}, "delta is 0"),
+        ({"gamma": 0.0}, "gamma is 0"),
+        ({"horizon": 0}, "horizon is 0"),
+        ({"users": 0}, "users is 0"),
+    ],
+)
+def test_bad_sizes_are_refused(changes: dict[str, float], message: str) -> None:
+    fields = {"epsilon": 1.0, "delta": 1e-5, "horizon": 6, "states": 4, "actions": 2, "users": 100, "gamma": 1.0}
+    with pytest.raises(InvalidInputError, match=message):
+        size_up(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_a_delta_below_the_accountants_floor_is_refused() -> None:
+    with pytest.raises(AccountingError, match="below"):
+        size_up(1.0, 1e-14, horizon=6, states=4, actions=2, users=100, gamma=1.0)
