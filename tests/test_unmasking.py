@@ -25,8 +25,8 @@ from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.mechanism import ShuffledPoisson
 from shufflerl.privacy.protocol import Protocol
-from shufflerl.privatizers.shuffle import Shuffle
 from tests.network_world import QUERY, crash_at, new_identity
 from tests.test_coordinator import ENV, MDP
 
@@ -161,7 +161,7 @@ def test_a_certificate_says_what_the_shuffler_is_trusted_with(
     coordinator = Coordinator(tmp_path, dataclasses.replace(RUN, transport=transport))
     assumptions = coordinator.certificate().assumptions
     assert {name for name in assumptions if "shuffler" in name} == trusted
-    assert set(Shuffle.assumptions) - {"honest shuffler"} <= set(assumptions)
+    assert set(ShuffledPoisson.assumptions) - {"honest shuffler"} <= set(assumptions)
     coordinator.close()
 
 
