@@ -19,12 +19,13 @@ import pytest
 
 from shufflerl.errors import StateMismatchError
 from shufflerl.network.node import fleet as module
+from shufflerl.network.node.composing import compose
 from shufflerl.network.node.fleet import Fleet
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.agreement import Terms, UnacceptableError
 from shufflerl.privacy.accounting import Budget
-from tests.network.node.test_node import TERMS, Place, check_sent, place, releases
-from tests.support.network_world import Crash
+from tests.network.node.test_node import ENV, TERMS, Place, check_sent, place, releases
+from tests.support.network_world import Crash, World, open_batch
 from tests.support.waiting import PATIENCE, until
 from tests.test_cli import Call, call
 
@@ -63,6 +64,16 @@ def test_a_node_is_its_token_wherever_it_stands_in_the_list(place: Place) -> Non
         asyncio.run(asyncio.wait_for(again.run(), 20))
         assert again.verdicts == {}
         assert len(again._ledger.releases) == 2
+
+
+@pytest.mark.parametrize("env", ["riverswim", ENV], ids=["by name", "itself"])
+def test_workers_play_the_environment_and_do_not_only_report(env: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """An episode that cannot be played is reported too, so a fleet that plays none would look like any other."""
+    world = World(noise_mean=40.0)
+    world.announce()
+    report = compose(env, SMALL, wire.encode(open_batch(world)), world.invitation, world.mint())
+    assert world.upload(wire.decode(wire.Report, report))[0].problem is None
+    assert caplog.messages == []
 
 
 @pytest.mark.usefixtures("here")
