@@ -26,7 +26,7 @@ from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Signed, Upload
 from tests.network.stores.test_store import left_of
 from tests.support.network_processes import Crowd, Processes, processes
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, telling, until
 
 pytestmark = pytest.mark.slow
 
@@ -142,7 +142,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     Its pages are there while it runs and stay until they are told to end.
     """
     record = tmp_path / "record.jsonl"
-    command = [sys.executable, "-m", "shufflerl", "demo", "--users", "90", "--env", "riverswim", "--epsilon", "8"]
+    command = [sys.executable, "-m", "shufflerl", "demo", "--users", "60", "--env", "riverswim", "--epsilon", "8"]
     demo = subprocess.Popen(
         [*command, "--json", "--keep", "--folder", str(tmp_path / "demo")],
         stdout=subprocess.PIPE,
@@ -151,27 +151,28 @@ def test_the_demonstration(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": f"{RECORDING}:{os.environ.get('PYTHONPATH', '')}", "RECORDING": str(record)},
     )
     try:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
-        said = demo.stderr.readline()
-        pages = re.findall(r"http://127\.0\.0\.1:\d+/", said)
-        assert len(pages) == 2, said
-        assert "<title>shufflerl coordinator" in httpx2.get(pages[0], trust_env=False).text
-        figures = json.loads(demo.stdout.readline())
-        assert "Ctrl-C" in demo.stderr.readline()
-        assert httpx2.get(f"{pages[0]}v1/status", trust_env=False).json()["finished"]
-        assert "<title>shufflerl shuffler" in httpx2.get(pages[1], trust_env=False).text
-        demo.send_signal(signal.SIGINT)
-        _, said = demo.communicate(timeout=PATIENCE)
-        assert demo.returncode == 0, said
-        for page in pages:
-            with pytest.raises(httpx2.ConnectError):
-                httpx2.get(page, trust_env=False)
+        with telling(tmp_path):
+            assert demo.stdout is not None
+            assert demo.stderr is not None
+            said = demo.stderr.readline()
+            pages = re.findall(r"http://127\.0\.0\.1:\d+/", said)
+            assert len(pages) == 2, said
+            assert "<title>shufflerl coordinator" in httpx2.get(pages[0], trust_env=False).text
+            figures = json.loads(demo.stdout.readline())
+            assert "Ctrl-C" in demo.stderr.readline()
+            assert httpx2.get(f"{pages[0]}v1/status", trust_env=False).json()["finished"]
+            assert "<title>shufflerl shuffler" in httpx2.get(pages[1], trust_env=False).text
+            demo.send_signal(signal.SIGINT)
+            _, said = demo.communicate(timeout=PATIENCE)
+            assert demo.returncode == 0, said
+            for page in pages:
+                with pytest.raises(httpx2.ConnectError):
+                    httpx2.get(page, trust_env=False)
     finally:
         demo.kill()
         demo.communicate()
-    assert figures["verdicts"] == {"accepted": 90}
-    assert figures["saw"]["shuffler"]["reports"] == 90
+    assert figures["verdicts"] == {"accepted": 60}
+    assert figures["saw"]["shuffler"]["reports"] == 60
     assert figures["value"]["random"] < figures["value"]["optimal"]
     assert figures["certificate"]["epsilon"] <= 8.0
     kept: dict[str, dict[int, Counter[int]]] = {"true": {}, "sent": {}}

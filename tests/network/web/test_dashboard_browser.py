@@ -23,7 +23,7 @@ from shufflerl.network import commands
 from tests.network.web.test_http import serving
 from tests.support.dashboard_states import COORDINATOR, SHUFFLER, Stage, browser, status
 from tests.support.network_processes import Crowd, processes
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, telling, until
 
 STATES = [("coordinator.html", name) for name in COORDINATOR] + [("shuffler.html", name) for name in SHUFFLER]
 
@@ -224,19 +224,20 @@ def test_what_make_demo_runs_is_watched_to_its_end(chromium: Browser, tmp_path: 
         text=True,
     )
     try:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
-        said = demo.stderr.readline()
-        ports = [int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)/", said)]
-        assert len(ports) == 2, said
-        with visit(chromium, ports[0]) as seen, visit(chromium, ports[1]) as other:
-            seen.open()
-            other.open()
-            figures = json.loads(demo.stdout.readline())
-            check_the_end(seen, other, figures)
-        demo.send_signal(signal.SIGINT)
-        assert demo.communicate(timeout=PATIENCE) == ("", "The pages stay open; Ctrl-C ends them.\n")
-        assert demo.returncode == 0
+        with telling(tmp_path):
+            assert demo.stdout is not None
+            assert demo.stderr is not None
+            said = demo.stderr.readline()
+            ports = [int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)/", said)]
+            assert len(ports) == 2, said
+            with visit(chromium, ports[0]) as seen, visit(chromium, ports[1]) as other:
+                seen.open()
+                other.open()
+                figures = json.loads(demo.stdout.readline())
+                check_the_end(seen, other, figures)
+            demo.send_signal(signal.SIGINT)
+            assert demo.communicate(timeout=PATIENCE) == ("", "The pages stay open; Ctrl-C ends them.\n")
+            assert demo.returncode == 0
     finally:
         demo.kill()
         demo.communicate()
