@@ -52,7 +52,7 @@ SCRIPT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from tests.test_reproduce import FEW_POINTS, SOME, TINY, VALUES
+from tests.experiments.test_reproduce import FEW_POINTS, SOME, TINY, VALUES
 from shufflerl.experiments.reproduce import reproduce
 VALUES["quick"] = FEW_POINTS
 def run(**how):

@@ -222,7 +222,7 @@ LIMITED = """
 import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from tests.test_store import CELLS
+from tests.experiments.test_store import CELLS
 from shufflerl.errors import StorageError
 from shufflerl.experiments import engine, store
 with store.Store(Path(sys.argv[1]), CELLS):
@@ -252,7 +252,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from tests.test_store import CELLS
+from tests.experiments.test_store import CELLS
 from shufflerl.experiments import engine
 replace = Path.replace
 def killed(self, target):
