@@ -159,9 +159,11 @@ def test_a_certificate_says_what_the_shuffler_is_trusted_with(
     transport: Literal["tags", "sums", "auto"], trusted: set[str], tmp_path: Path
 ) -> None:
     coordinator = Coordinator(tmp_path, dataclasses.replace(RUN, transport=transport))
-    assumptions = coordinator.certificate().assumptions
-    assert {name for name in assumptions if "shuffler" in name} == trusted
-    assert set(ShuffledPoisson.assumptions) - {"honest shuffler"} <= set(assumptions)
+    certificate = coordinator.certificate()
+    assert {name for name in certificate.assumptions if "shuffler" in name} == trusted
+    assert set(ShuffledPoisson.assumptions) - {"honest shuffler"} <= set(certificate.assumptions)
+    assert ("shuffled per batch" in certificate.mechanism) == ("honest shuffler" in trusted)
+    assert ("added up under masks" in certificate.mechanism) == ("adding shuffler" in trusted)
     coordinator.close()
 
 

@@ -73,6 +73,18 @@ def test_a_batch_from_announcement_to_scrub() -> None:
     assert world.scrub().state == State.scrubbed
 
 
+def test_a_sum_counts_as_released_when_it_is() -> None:
+    world = summing_world()
+    fill(world)
+    for _ in range(2):
+        assert world.shuffler.advance()
+        assert world.shuffler.release_seconds == []  # it waits for what cannot be opened
+    world.exclude()
+    world.now += 5.0
+    assert world.shuffler.advance()
+    assert world.shuffler.release_seconds == [5.0]  # since it was full
+
+
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), users=st.integers(1, 6))
