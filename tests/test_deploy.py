@@ -173,7 +173,7 @@ def running(folder: Path) -> Iterator[Outside]:
         system.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(15)
 def test_the_commands_run_outside_of_containers(tmp_path: Path) -> None:
     here = str(Path(sys.executable).parent)
     broker = shutil.which("nats-server", path=here) or shutil.which("nats-server")

@@ -30,7 +30,7 @@ DOCS = ROOT / "docs"
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "image": "href"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(15)
 def test_the_site(tmp_path: Path) -> None:
     """One test, as building the site takes long."""
     command = [sys.executable, str(DOCS / "assets" / "site.py"), str(tmp_path)]

@@ -21,7 +21,7 @@ from shufflerl import __version__
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.slow
+@pytest.mark.slow(20)
 def test_the_distributions(tmp_path: Path) -> None:
     """One test, as building and installing take long."""
     wheel, source = _built(tmp_path)

@@ -28,7 +28,7 @@ MDP_ = random_mdp(31, horizon=2, states=2, actions=2, start=0)
 
 def learner(batches_observed: int = 0) -> Learner:
     """Asks for more batches than any test releases, and reads each release by itself."""
-    fixture = UCBVI(MDP_.problem(USERS * 10_000), 0, batch=USERS)
+    fixture = UCBVI(MDP_.problem(USERS * 500), 0, batch=USERS)
     fixture.reads_running_sums = False  # type: ignore[misc]
     fixture.batches_observed = batches_observed
     return fixture

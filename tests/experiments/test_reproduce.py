@@ -39,7 +39,7 @@ from shufflerl.experiments.measuring import measure
 from shufflerl.experiments.reproduce import RUNS, TIMINGS, TUNING, in_order, reproduce
 from tests.support.waiting import PATIENCE
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(2)
 
 ROOT = Path(__file__).parents[2]
 TINY = replace(QUICK, episodes=200, seeds=2, tuning_seeds=1, candidates=2)

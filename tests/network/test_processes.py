@@ -28,7 +28,7 @@ from tests.network.stores.test_store import left_of
 from tests.support.network_processes import Crowd, Processes, processes
 from tests.support.waiting import PATIENCE, telling, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(8)
 
 RECORDING = Path(__file__).parents[1] / "support" / "recording"
 

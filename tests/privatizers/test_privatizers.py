@@ -24,6 +24,8 @@ from tests.contracts.privatizer import MDP_, PrivatizerContract, learner
 from tests.support.examples import full_batch, random_mdp, random_mixture
 
 BUDGET = Budget(1.0, 1e-6)
+#: Its many counters are independent copies of the noise: fewer privatizers have to be made for as many draws.
+WIDE = random_mdp(31, horizon=2, states=6, actions=3)
 
 
 def _make(name: str, seed: int = 0, serves: Learner | None = None, **parameters: Any) -> Privatizer:
@@ -168,10 +170,10 @@ def test_continual_counting_is_a_factorisation_of_running_sums(kind: type[Contin
     e_t shifts all running sums from t on by one, and its Mahalanobis length is what an attacker gains.
     """
     batches = 12
-    learner_ = UCBVI(MDP_.problem(batches), 0)
-    query = CountQuery.everything(MDP_.problem(1))
+    learner_ = UCBVI(WIDE.problem(batches), 0)
+    query = CountQuery.everything(WIDE.problem(1))
     draws = [
-        kind(BUDGET, Service.of(learner_, seed)).noise_of_episodes(query, range(batches))[0] for seed in range(1500)
+        kind(BUDGET, Service.of(learner_, seed)).noise_of_episodes(query, range(batches))[0] for seed in range(200)
     ]
     running = np.cumsum(draws, axis=1)  # run, batch, counter: counters are independent copies
     covariance = np.einsum("rtc,rsc->ts", running, running) / (running.shape[0] * running.shape[2])
@@ -339,9 +341,9 @@ def test_batches_of_one_user_that_ask_for_different_parts_keep_to_the_budget(nam
 @pytest.mark.parametrize("participations", [1, 3])
 def test_running_sums_of_a_part_have_the_noise_that_is_stated(name: str, participations: int) -> None:
     """Of users who come back as well: all batches ask the same. Over 4,000 draws, 5% is beyond 4 standard errors."""
-    serves = UCBVI(MDP_.problem(20), 0, batch=10)
+    serves = UCBVI(WIDE.problem(20), 0, batch=10)
     part = CountQuery(serves.problem, [], [0])
-    counts = CountPopulation(MDP_, seed=1).play(Batch(0, 10, random_mixture(MDP_, 1, 0), part))
+    counts = CountPopulation(WIDE, seed=1).play(Batch(0, 10, random_mixture(WIDE, 1, 0), part))
     draws = []
     for seed in range(-(-4000 // part.size)):
         privatizer = privatizers.make(name, serves, epsilon=1.0, delta=1e-6, seed=seed, participations=participations)
@@ -394,12 +396,12 @@ def test_weak_budgets_are_allowed_with_a_warning() -> None:
 def test_taking_part_twice_in_continual_counting_needs_twice_the_noise(kind: type[Continual]) -> None:
     """The same user in two batches shifts two columns that overlap: checked on the covariance of the running sums."""
     batches = 8
-    learner_ = UCBVI(MDP_.problem(batches), 0)
-    query = CountQuery.everything(MDP_.problem(1))
+    learner_ = UCBVI(WIDE.problem(batches), 0)
+    query = CountQuery.everything(WIDE.problem(1))
     budget = Budget(1.0, 1e-6)
     draws = [
         kind(budget, Service.of(learner_, seed), participations=2).noise_of_episodes(query, range(batches))[0]
-        for seed in range(1500)
+        for seed in range(200)
     ]
     running = np.cumsum(draws, axis=1)
     covariance = np.einsum("rtc,rsc->ts", running, running) / (running.shape[0] * running.shape[2])

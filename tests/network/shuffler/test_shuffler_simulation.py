@@ -211,7 +211,7 @@ class Schedules(RuleBasedStateMachine):
             assert self.world.shuffler.status(self.world.task).accepted == self.world.users
 
 
-TestSchedules = pytest.mark.slow(
+TestSchedules = pytest.mark.slow(10)(
     pytest.mark.filterwarnings("default::hypothesis.errors.NonInteractiveExampleWarning")(Schedules.TestCase)
 )
 TestSchedules.settings = settings(

@@ -21,7 +21,7 @@ from tests.support.nats_cluster import MISSING, Cluster, server_binary
 from tests.support.nats_fronts import Front, state_of
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(server_binary() is None, reason=MISSING)]
+pytestmark = [pytest.mark.slow(8), pytest.mark.skipif(server_binary() is None, reason=MISSING)]
 
 
 def test_an_acknowledgement_that_was_lost(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

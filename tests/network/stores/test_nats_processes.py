@@ -15,7 +15,7 @@ from tests.support.nats_processes import FrontEnds, Rounds, front_ends
 from tests.support.network_processes import Crowd
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
+pytestmark = [pytest.mark.slow(15), pytest.mark.skipif(server_binary() is None, reason=MISSING)]
 
 
 def test_killed_in_the_middle_of_batches(tmp_path: Path, cluster: Cluster) -> None:
