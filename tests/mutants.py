@@ -98,7 +98,12 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "network/coordinator/coordinator.py": (
         ("network/coordinator/test_coordinator", "network/coordinator/test_unmasking"),
-        ("network/shuffler/test_summing", "network/shuffler/test_summing_simulation", "network/web/test_http"),
+        (
+            "network/web/test_dashboard",
+            "network/shuffler/test_summing",
+            "network/shuffler/test_summing_simulation",
+            "network/web/test_http",
+        ),
     ),
     "network/node/fleet.py": (("network/node/test_fleet",), ("network/test_processes",)),
     "network/protocol/masking.py": (

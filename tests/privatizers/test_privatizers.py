@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,14 @@ from shufflerl.mdp import MDP
 from shufflerl.noise import GaussianNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
-from shufflerl.privacy.mechanism import ShuffledBinomial, ShuffledPoisson
+from shufflerl.privacy.mechanism import (
+    CentralGaussian,
+    LocalGaussian,
+    Mechanism,
+    ShuffledBinomial,
+    ShuffledPoisson,
+    TreeGaussian,
+)
 from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer, Privatizer, Service
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree, Continual
 from tests.contracts.privatizer import MDP_, PrivatizerContract, learner
@@ -507,6 +515,16 @@ def test_the_papers_certificate_covers_every_size_of_batch() -> None:
         charged = privacy_loss(charge.noise, charge.changed).epsilon(0.05)
         assert privacy_loss(drawn, query.changed_counters).epsilon(0.05) <= charged <= stated
         assert users <= tau or charge.noise == drawn
+
+
+@pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralGaussian, TreeGaussian, LocalGaussian])
+def test_a_mechanism_refuses_what_is_no_number_of_times_or_no_fraction(kind: type[Mechanism[Any]]) -> None:
+    for times in (0, -1, 1.5, None):
+        with pytest.raises(InvalidInputError, match="participations"):
+            kind(BUDGET, times)  # type: ignore[arg-type]
+    for fraction in (0.0, 1.01, -0.5, math.nan):
+        with pytest.raises(InvalidInputError, match="honest_fraction"):
+            kind(BUDGET, 1, fraction)
 
 
 def test_a_budget_that_cannot_be_met_is_refused_when_the_privatizer_is_made() -> None:
