@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 #: Seconds a page's shell has in all.
-SECONDS = 240.0
+SECONDS = 600.0
 _MARK = "--- the block has run ---"
 _FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -35,6 +35,7 @@ from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from tests.network.web.test_http import serving
 from tests.support.network_world import PROBLEM, Crash, World, meaning_of, new_identity
+from tests.support.waiting import PATIENCE
 
 TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
 ENV = TabularEnv(riverswim(np.random.default_rng(0), n_states=2, horizon=2))
@@ -236,7 +237,7 @@ def test_a_node_refuses_before_it_plays(place: Place, monkeypatch: pytest.Monkey
     for number, (options, error, text) in enumerate(cases):
         node = place.node(f"refusing {number}", **options)
         with pytest.raises(error, match=text):
-            node.participate(timeout=5)
+            node.participate(timeout=PATIENCE)
         assert node._ledger.releases == []
         node.close()
     assert place.accepted == 0
@@ -254,7 +255,7 @@ def test_a_node_refuses_a_second_attempt_that_does_not_meet_its_terms(
         place.announce(0, attempt, **change)
         node = place.node(f"{attempt}")
         with pytest.raises(UnacceptableError, match="does not take part"):
-            node.participate(timeout=5)
+            node.participate(timeout=PATIENCE)
         assert node._ledger.releases == []
         node.close()
     assert place.accepted == 0
