@@ -18,6 +18,7 @@ from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.wire import Action, Exclusion, ProblemError, Reason, State, Transport
 from shufflerl.network.shuffler import summing
 from shufflerl.network.shuffler.shuffler import Shuffler
+from shufflerl.network.stores.broker import Stored
 from shufflerl.network.stores.nats_log import Log
 from shufflerl.network.stores.store import BatchId, Store
 from tests.contracts.store import ID, KEY, REPORTS, ROW
@@ -68,6 +69,26 @@ def test_front_ends_that_fill_a_batch_together_agree(front: Front) -> None:
         assert members[0] == members[1] == members[2]
         assert {report for report, _ in members[0]} == set(accepted)
         fronts[number % 3].release(id, [b"tags"])
+
+
+def test_a_release_is_known_everywhere_at_once(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that heard of it from one front end may ask any other for it, however late that one hears."""
+    one, other = front(), front()
+    one.create(ROW, KEY)
+    one.add(ID, REPORTS)
+    until(lambda: state_of(other) == State.sealed)
+    learn = other._rows._follower.apply
+
+    async def late(message: Stored, subject: str) -> None:
+        await asyncio.sleep(0.2)
+        await learn(message, subject)
+
+    monkeypatch.setattr(other._rows._follower, "apply", late)
+    one.release(ID, [b"tags"])
+    assert other.chunk(ID, 0) == b"tags"
+    one.scrub(ID)
+    other.scrub(ID, last=True)
+    assert state_of(other) == State.finished
 
 
 def test_the_first_announcement_and_the_first_release_stand(front: Front) -> None:

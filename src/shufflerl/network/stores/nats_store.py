@@ -264,7 +264,7 @@ class NatsStore(Store):
         return self._broker.run(self._chunk(id, number))
 
     async def _chunk(self, id: BatchId, number: int) -> bytes | None:
-        row = await self._rows.get(id)
+        row = await self._ended(id)
         if row.state != State.released or number >= row.chunks:
             return None
         with contextlib.suppress(GoneError):
@@ -276,12 +276,19 @@ class NatsStore(Store):
             return None if stored is None else stored.value
         return None
 
+    async def _ended(self, id: BatchId) -> Row:
+        """The row of a batch that whoever asks believes to be over: another front end may have ended it just now."""
+        row = await self._rows.get(id)
+        if not row.over:
+            await self._rows.refresh()
+        return self._rows.known(id)
+
     def scrub(self, id: BatchId, *, last: bool = False) -> None:
         """See `Store`."""
         self._broker.run(self._scrub(id, State.finished if last else State.scrubbed))
 
     async def _scrub(self, id: BatchId, final: State) -> None:
-        row = await self._rows.get(id)
+        row = await self._ended(id)
         if row.state not in RELEASED:
             state = (await self._shown(id, row)).state
             raise ContractError(f"Batch {id.number} is {state}; only a released batch is scrubbed.")
