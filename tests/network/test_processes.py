@@ -136,6 +136,24 @@ def test_replays_across_batches_and_runs_are_refused(tmp_path: Path) -> None:
         assert outcome.problem.type.endswith("unknown-batch")
 
 
+def test_a_demonstration_that_is_told_to_end_leaves_nothing_running(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shufflerl", "demo", "--users", "100000", "--folder", str(tmp_path)]
+    demo = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        with telling(tmp_path):
+            assert demo.stderr is not None
+            pages = re.findall(r"http://127\.0\.0\.1:\d+/", demo.stderr.readline() + demo.stderr.readline())
+            assert [httpx2.get(page, trust_env=False).status_code for page in pages] == [200, 200]
+            demo.terminate()
+            assert demo.wait(PATIENCE) == 128 + signal.SIGTERM
+            for page in pages:
+                with pytest.raises(httpx2.ConnectError):
+                    httpx2.get(page, trust_env=False)
+    finally:
+        demo.kill()
+        demo.communicate()
+
+
 def test_the_demonstration(tmp_path: Path) -> None:
     """The command itself, with fleets and workers; what the fleet sent is what the coordinator counted.
 
@@ -154,6 +172,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
         with telling(tmp_path):
             assert demo.stdout is not None
             assert demo.stderr is not None
+            assert "Starting" in demo.stderr.readline()
             said = demo.stderr.readline()
             pages = re.findall(r"http://127\.0\.0\.1:\d+/", said)
             assert len(pages) == 2, said

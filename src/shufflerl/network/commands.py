@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -122,7 +123,10 @@ def keys(
     from shufflerl.network import roles
     from shufflerl.network.protocol.crypto import SigningKey
 
-    typer.echo(SigningKey.load(folder / (roles.ENROLMENT if enrolment else "identity.pem")).public)
+    path = folder / (roles.ENROLMENT if enrolment else "identity.pem")
+    if not path.exists():
+        typer.echo(f"There was no {path}: a new key is made.", err=True)
+    typer.echo(SigningKey.load(path).public)
 
 
 def tokens(
@@ -252,6 +256,10 @@ def demo(
     setting = demonstration.Demo(
         users=users, env=env.value, learner=learner, epsilon=epsilon, seed=seed, transport=transport.value
     )
+
+    # Told to end like this too, it ends the processes that it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    typer.echo("Starting; the first time, its learner is compiled, which may take a minute.", err=True)
 
     def started(coordinator: str, shuffler: str) -> None:
         typer.echo(f"Watch it at {coordinator}/ and what the shuffler sees at {shuffler}/", err=True)

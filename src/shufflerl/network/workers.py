@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 
@@ -14,7 +15,11 @@ def pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _end_with_parent() -> None:
-    """A pool's workers wait for work for ever if their parent is killed; these look after it."""
+    """A pool's workers wait for work for ever if their parent is killed; these look after it.
+
+    Ctrl-C reaches every process of a terminal, and is their parent's to answer.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         parent = multiprocessing.parent_process()

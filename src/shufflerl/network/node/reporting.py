@@ -97,9 +97,13 @@ class Invitation:
             "shuffler_key": str(self.shuffler_key),
         }
         text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items())
+        place = Path(path)
+        partial = place.with_name(f".{place.name}.partial")
         try:
-            Path(path).write_text(f"# {_ABOUT_INVITATIONS}\n{text}")
+            partial.write_text(f"# {_ABOUT_INVITATIONS}\n{text}")
+            partial.replace(place)
         except OSError as reason:
+            partial.unlink(missing_ok=True)
             raise StorageError(f"The invitation {path} cannot be written ({reason}).") from None
 
 

@@ -250,5 +250,7 @@ def write_secret(path: Path, content: bytes) -> None:
             os.link(aside, path)  # fails where another was first
         finally:
             aside.unlink()
+    except FileExistsError:
+        raise StorageError(f"{path} is there already and is not written over; move it away or name another.") from None
     except OSError as reason:
         raise StorageError(f"{path} cannot be written ({reason}); nothing was changed.") from None
