@@ -18,7 +18,7 @@ from scipy import stats
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError, ShuffleRLError, StateMismatchError
 from shufflerl.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
 from shufflerl.privacy import ledger as ledger_module
-from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, calibrate_unary, privacy_loss
 from shufflerl.privacy.ledger import Charge, Ledger
 from tests.support.waiting import PATIENCE
 from tests.support.warm import FORKS
@@ -109,6 +109,16 @@ def test_two_halves_of_a_budget_fit(tmp_path: Path) -> None:
     ledger.record("first", Charge(calibrate_gaussian(half, 22), 22), cohort="ward 7")
     ledger.record("second", Charge(calibrate(half, 22), 22), cohort="ward 7")
     assert ledger.spent <= 1.0
+
+
+@settings(deadline=None)
+@given(epsilon=st.floats(-1, 1), delta=st.floats(-9, -2))
+def test_what_is_calibrated_to_any_budget_fits_it(epsilon: float, delta: float) -> None:
+    """Also where no twelve digits write the budget: an epsilon that is worked out again may be a rounding above it."""
+    budget = Budget(10**epsilon, 10**delta)
+    ledger = Ledger("task", budget)
+    ledger.record("report", Charge(UnaryNoise(1, 3, calibrate_unary(budget)), 2), cohort="one")
+    ledger.record("batch", Charge(calibrate_gaussian(budget, 22), 22), cohort="another")
 
 
 def test_too_little_noise_is_refused_at_once() -> None:
