@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -486,6 +487,12 @@ def test_the_loss_of_any_unary_encoding_is_known(flip: float) -> None:
 def test_a_budget_that_leaves_a_unary_report_nothing_to_say_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="epsilon is 1e-20 and delta 1e-18: a unary report"):
         calibrate_unary(Budget(1e-20, 1e-18))
+    flips = []
+    for epsilon in np.geomspace(1e-15, 1e-14, 200).tolist():
+        with contextlib.suppress(InvalidInputError):
+            flips.append(calibrate_unary(Budget(epsilon, 1e-18)))
+    assert 0 < len(flips) < 200
+    assert max(flips) < 0.5  # at one half all bits are alike
 
 
 def test_a_budget_that_needs_more_noise_than_can_be_drawn_is_refused_by_name() -> None:
