@@ -15,11 +15,23 @@ from shufflerl import privatizers
 from shufflerl.counts import CountQuery
 from shufflerl.errors import AccountingError, InvalidInputError
 from shufflerl.learners.ucbvi import UCBVI
+from shufflerl.noise import Noise
+from shufflerl.population import CountPopulation
+from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.certificate import ASSUMPTIONS, IMPLICATIONS, Certificate, at_most
+from shufflerl.privacy.mechanism import (
+    CentralGaussian,
+    LocalGaussian,
+    LocalUnary,
+    Mechanism,
+    ShuffledBinomial,
+    ShuffledPoisson,
+)
 from shufflerl.privacy.sizing import certificate_of, size_up
 from tests.support.examples import random_mdp
 
 PROBLEM = random_mdp(0, horizon=6, states=4).problem(1000)
+PRIVATE = [name for name, _ in privatizers.PRIVATIZERS if name != "none"]
 
 
 def _certificate(name: str, **parameters: Any) -> Certificate:
@@ -30,7 +42,7 @@ def _certificate(name: str, **parameters: Any) -> Certificate:
     return certificate
 
 
-@pytest.mark.parametrize("name", [name for name, _ in privatizers.PRIVATIZERS if name != "none"])
+@pytest.mark.parametrize("name", PRIVATE)
 def test_text_and_json_say_the_same(name: str) -> None:
     certificate = _certificate(name)
     figures = json.loads(json.dumps(certificate.as_dict()))
@@ -42,6 +54,30 @@ def test_text_and_json_say_the_same(name: str) -> None:
     for assumption, meaning in figures["assumptions"].items():
         assert f"{assumption}: {meaning}" in text
     assert figures["epsilon"] <= figures["budget_epsilon"] + 1e-9
+
+
+@pytest.mark.parametrize("horizon", [1, 3])
+@pytest.mark.parametrize("name", [name for name in PRIVATE if not name.startswith("central")])
+def test_the_noise_that_is_told_is_on_the_report_of_one_user(name: str, horizon: int) -> None:
+    mdp = random_mdp(0, horizon=horizon)
+    learner = UCBVI(mdp.problem(1000), 0)
+    privatizer = privatizers.make(name, learner, epsilon=1.0, delta=1e-5, seed=0)
+    batch = learner.next_batch()
+    assert batch is not None
+    assert batch.users == 1
+    certificate = privatizer.certificate(batch.query)
+    assert certificate is not None
+    assert certificate.noise_sd == privatizer.release(CountPopulation(mdp, 0).play(batch)).noise.sd
+
+
+@pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralGaussian, LocalGaussian, LocalUnary])
+def test_a_certificate_covers_every_part_of_what_it_is_for(kind: type[Mechanism[Noise]]) -> None:
+    """Also a part that is calibrated closer to the budget than the whole."""
+    mechanism, everything = kind(Budget(1.0, 1e-5)), CountQuery.everything(random_mdp(0, horizon=3).problem(1000))
+    certified = mechanism.certificate(everything).epsilon
+    for steps in (1, 2, 3):
+        charge = mechanism.charge(CountQuery(everything, [], range(steps)))
+        assert privacy_loss(charge.noise, charge.changed).epsilon(1e-5) <= certified
 
 
 @given(bound=st.floats(1e-300, 1e300), digits=st.integers(1, 12))
