@@ -527,6 +527,12 @@ def test_a_mechanism_refuses_what_is_no_number_of_times_or_no_fraction(kind: typ
             kind(BUDGET, 1, fraction)
 
 
+@pytest.mark.parametrize("excludable", [0.5, 0.6, math.nan])
+def test_a_mechanism_refuses_to_exclude_all_whom_it_relies_on(excludable: float) -> None:
+    with pytest.raises(InvalidInputError, match="nobody's noise is left"):
+        ShuffledPoisson(BUDGET, honest_fraction=0.5, excludable=excludable)
+
+
 def test_a_budget_that_cannot_be_met_is_refused_when_the_privatizer_is_made() -> None:
     with pytest.raises(AccountingError, match="rounding error"):
         privatizers.make("shuffle", learner(), epsilon=1.0, delta=1e-14, seed=0)
