@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -120,6 +121,15 @@ def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(fraction: 
     for epsilon in (0.3, 1.0, 4.0):
         noise = mechanism(Budget(epsilon, 1e-5), fraction).noise(QUERY)
         terms(epsilon=epsilon, honest_fraction=fraction).check(meaning_of(World(), noise_mean=noise.mean))
+
+
+@given(honest=st.floats(0.05, 1), share=st.floats(0, 0.95))
+def test_whoever_is_left_adds_what_is_certified_and_hardly_more(honest: float, share: float) -> None:
+    """The honest less those who may be excluded, exactly."""
+    announced = mechanism(Budget(1.0, 1e-5), honest, share * honest)
+    left = Fraction(announced.noise(QUERY).mean) * (Fraction(honest) - Fraction(announced.excludable))
+    assert announced.charge(QUERY).noise.variance == NEEDED
+    assert NEEDED <= left <= NEEDED * (1 + 1e-11)
 
 
 def test_a_node_refuses_small_crowds_and_endless_reports() -> None:
