@@ -23,7 +23,15 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.noise import GaussianNoise, PoissonNoise
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, privacy_loss
-from shufflerl.privacy.audit import MIN_SAMPLES, AuditReport, InMemory, audit, refutable_epsilon, visible_shortfall
+from shufflerl.privacy.audit import (
+    MIN_SAMPLES,
+    USERS,
+    AuditReport,
+    InMemory,
+    audit,
+    refutable_epsilon,
+    visible_shortfall,
+)
 from shufflerl.privacy.protocol import Protocol
 from tests.support.examples import mostly_slow
 
@@ -375,6 +383,20 @@ def test_the_stated_shortfall_is_seen_nine_times_in_ten() -> None:
     sent = np.random.default_rng(6).poisson((1 - stated) * tags, 4000)
     found = np.mean(2 * stats.norm.sf(abs(sent - tags) / math.sqrt(tags)) < level / 5)
     assert 0.88 < found < 0.92
+
+
+def test_the_stated_shortfall_is_of_all_noise_that_was_sent() -> None:
+    rng, sent = np.random.default_rng(7), 0
+
+    def randomize(agreed: Protocol, one: Trajectories) -> IntArray:
+        nonlocal sent
+        report = by_generator(agreed, one, rng)
+        sent += (len(report) - agreed.query.touched_counters) * (agreed.users == USERS)
+        return report
+
+    report = audit(CHEAP, samples=MIN_SAMPLES, system=InMemory(randomize=randomize))
+    level = report.false_alarm_rate / len(STATISTICAL)
+    assert report.visible_shortfall == pytest.approx(visible_shortfall(sent, level), rel=0.02)
 
 
 def test_too_few_samples_refute_nothing() -> None:
