@@ -21,6 +21,7 @@ from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import GaussianNoise, PoissonNoise
+from shufflerl.privacy import audit as audit_module
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, privacy_loss
 from shufflerl.privacy.audit import (
@@ -261,6 +262,15 @@ def narrow_where_rewarded() -> InMemory:
     return InMemory(randomize=randomize)
 
 
+def an_estimate_that_is_no_number() -> InMemory:
+    def analyze(agreed: Protocol, tags: IntArray, reports: int) -> FloatArray:
+        estimates = protocol.analyze(agreed, tags, reports)
+        estimates[1] = math.nan
+        return estimates
+
+    return InMemory(analyze=analyze)
+
+
 FAULTS: list[tuple[Callable[[], InMemory], set[str]]] = [
     (halved, {"noise law"}),
     (halved_in_crowds, {"crowd"}),
@@ -283,6 +293,7 @@ FAULTS: list[tuple[Callable[[], InMemory], set[str]]] = [
     (integers_in_pairs, {"schema"}),
     (integers_in_one_number, {"schema"}),
     (narrow_where_rewarded, {"schema"}),
+    (an_estimate_that_is_no_number, {"schema"}),
 ]
 
 
@@ -350,6 +361,18 @@ def test_a_factor_two_in_the_composition_shows_in_the_observers_errors() -> None
     assert {"calibration", "epsilon", "privacy curve"} <= set(report.failures)
     p_values = {finding.name: finding.p_value for finding in report.tests}
     assert (p_values["noise law"] or 0.0) > 1e-6  # the noise is as declared; it is declared too small
+
+
+def test_an_observer_errs_as_rarely_as_can_be_on_either_batch() -> None:
+    """Which of two neighbours it was, from noise of this spread: halfway between them both errors are equally rare."""
+    rng = np.random.default_rng(8)
+    system = InMemory(randomize=lambda agreed, one: by_generator(agreed, one, rng))
+    bench, samples = audit_module._Bench(system.problem), 400
+    with system.begin(CHEAP, USERS) as session:
+        played = audit_module._play(bench, session, None, samples)
+    assert not isinstance(played, str)
+    least = stats.norm.sf(bench.changed / 2 / math.sqrt(bench.changed * session.protocol.noise.variance))
+    assert np.array(played.error_rates(0.0)) / samples == pytest.approx(least, abs=0.1)
 
 
 @pytest.mark.slow
