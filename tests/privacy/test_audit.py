@@ -186,6 +186,21 @@ def fewer_messages_after_one_action() -> InMemory:
     return InMemory(randomize=randomize)
 
 
+def usual_numbers_of_messages_where_rewarded() -> InMemory:
+    """As many on average whatever happens, and of the right law over all users; yet the number tells the rewards."""
+    quartile = stats.norm.isf(0.25)
+
+    def randomize(agreed: Protocol, one: Trajectories) -> IntArray:
+        mean, rewarded = agreed.query.size * float(agreed.rate), one.rewards.sum()
+        while True:
+            report = protocol.randomize(agreed, one)
+            usual = abs(len(report) - agreed.query.touched_counters - mean) < quartile * math.sqrt(mean)
+            if usual == (rewarded > 0) or 0 < rewarded < one.rewards.size or agreed.users > USERS:
+                return report
+
+    return InMemory(randomize=randomize)
+
+
 def messages_left_in_order() -> InMemory:
     return InMemory(shuffle=lambda reports: np.concatenate(list(reports)))
 
@@ -262,6 +277,19 @@ def narrow_where_rewarded() -> InMemory:
     return InMemory(randomize=randomize)
 
 
+def a_tag_of_no_counter() -> InMemory:
+    """One more than there are, after a reward."""
+
+    def randomize(agreed: Protocol, one: Trajectories) -> IntArray:
+        report = protocol.randomize(agreed, one)
+        return np.append(report, agreed.query.size) if one.rewards.any() else report
+
+    def analyze(agreed: Protocol, tags: IntArray, reports: int) -> FloatArray:
+        return protocol.analyze(agreed, tags[tags < agreed.query.size], reports)
+
+    return InMemory(randomize=randomize, analyze=analyze)
+
+
 def an_estimate_that_is_no_number() -> InMemory:
     def analyze(agreed: Protocol, tags: IntArray, reports: int) -> FloatArray:
         estimates = protocol.analyze(agreed, tags, reports)
@@ -286,6 +314,7 @@ FAULTS: list[tuple[Callable[[], InMemory], set[str]]] = [
     (more_messages_for_rewards, {"message counts"}),
     (fixed_number_of_messages, {"message counts", "independence"}),
     (fewer_messages_after_one_action, {"message counts"}),
+    (usual_numbers_of_messages_where_rewarded, {"message counts"}),
     (messages_left_in_order, {"permutation"}),
     (messages_rotated, {"permutation"}),
     (true_tags_first, {"schema"}),
@@ -293,6 +322,7 @@ FAULTS: list[tuple[Callable[[], InMemory], set[str]]] = [
     (integers_in_pairs, {"schema"}),
     (integers_in_one_number, {"schema"}),
     (narrow_where_rewarded, {"schema"}),
+    (a_tag_of_no_counter, {"schema"}),
     (an_estimate_that_is_no_number, {"schema"}),
 ]
 
@@ -363,16 +393,31 @@ def test_a_factor_two_in_the_composition_shows_in_the_observers_errors() -> None
     assert (p_values["noise law"] or 0.0) > 1e-6  # the noise is as declared; it is declared too small
 
 
-def test_an_observer_errs_as_rarely_as_can_be_on_either_batch() -> None:
-    """Which of two neighbours it was, from noise of this spread: halfway between them both errors are equally rare."""
+@pytest.fixture(scope="module")
+def played() -> audit_module._Played:
+    """400 pairs of batches with noise from a seed."""
     rng = np.random.default_rng(8)
     system = InMemory(randomize=lambda agreed, one: by_generator(agreed, one, rng))
-    bench, samples = audit_module._Bench(system.problem), 400
     with system.begin(CHEAP, USERS) as session:
-        played = audit_module._play(bench, session, None, samples)
-    assert not isinstance(played, str)
-    least = stats.norm.sf(bench.changed / 2 / math.sqrt(bench.changed * session.protocol.noise.variance))
-    assert np.array(played.error_rates(0.0)) / samples == pytest.approx(least, abs=0.1)
+        found = audit_module._play(audit_module._Bench(system.problem), session, None, 400)
+    assert not isinstance(found, str)
+    return found
+
+
+def test_an_observer_errs_as_rarely_as_can_be_on_either_batch(played: audit_module._Played) -> None:
+    """Which of two neighbours it was, from noise of this spread: halfway between them both errors are equally rare."""
+    changed = played.bench.changed
+    least = stats.norm.sf(changed / 2 / math.sqrt(changed * played.protocol.noise.variance))
+    assert np.array(played.error_rates(0.0)) / 400 == pytest.approx(least, abs=0.1)
+
+
+def test_a_report_that_comes_twice_is_as_improbable_as_that(played: audit_module._Played) -> None:
+    """Two of one trajectory are the same if their noise is on every counter; one of two tests finds it."""
+    noise = stats.poisson(float(played.protocol.rate)).pmf(np.arange(200))
+    same, pairs = (noise @ noise) ** played.bench.query.size, 2 * math.comb(400, 2)
+    finding = audit_module._freshness(dataclasses.replace(played, repeated=True), 1e-3)
+    assert finding.p_value == pytest.approx(2 * pairs * same, rel=0.01, abs=0)
+    assert not finding.passed
 
 
 @pytest.mark.slow
