@@ -533,6 +533,12 @@ def test_a_mechanism_refuses_to_exclude_all_whom_it_relies_on(excludable: float)
         ShuffledPoisson(BUDGET, honest_fraction=0.5, excludable=excludable)
 
 
+@pytest.mark.parametrize("less", [{"excludable": -0.1}, {"margin": -0.1}])
+def test_a_mechanism_refuses_to_draw_less_than_it_charges(less: dict[str, float]) -> None:
+    with pytest.raises(InvalidInputError, match="expected 0 or more"):
+        ShuffledPoisson(BUDGET, **less)  # type: ignore[arg-type]
+
+
 def test_a_budget_that_cannot_be_met_is_refused_when_the_privatizer_is_made() -> None:
     with pytest.raises(AccountingError, match="rounding error"):
         privatizers.make("shuffle", learner(), epsilon=1.0, delta=1e-14, seed=0)

@@ -137,8 +137,12 @@ class ShuffledPoisson(Mechanism[PoissonNoise]):
     scales: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse a share that leaves nobody's noise."""
+        """Refuse a share that leaves nobody's noise, and what would draw less than is charged."""
         super().__post_init__()
+        if self.excludable < 0 or self.margin < 0:
+            raise InvalidInputError(
+                f"The excludable share is {self.excludable:g} and the margin {self.margin:g}; expected 0 or more."
+            )
         if not self.excludable < self.honest_fraction:
             raise InvalidInputError(
                 f"The honest fraction is {self.honest_fraction:g} and {self.excludable:g} of the users may be "
@@ -216,12 +220,12 @@ class CentralGaussian(Mechanism[GaussianNoise]):
 
 
 class ContinualGaussian(Mechanism[GaussianNoise]):
-    """A trusted server counts continually (`privatizers.central.Continual`); the noise of one release by itself."""
+    """A trusted server counts continually (`privatizers.central.Continual`); noise is that of one batch alone."""
 
     model: ClassVar[str] = "central"
     assumptions: ClassVar[tuple[str, ...]] = _SERVER
     noise_on: ClassVar[str] = (
-        "on each counter of one release by itself; sums over all batches carry a few times as much"
+        "on each counter if one batch were all; released continually, batches and their sums carry a few times as much"
     )
 
     def _accounted(self, query: CountQuery) -> CountQuery:
