@@ -72,7 +72,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/mechanism.py": (
         ("privatizers/test_budgets",),
         ("privatizers/test_privatizers", "privacy/test_certificate", "network/protocol/test_agreement"),
-        ("learners/optimistic/test_asking",),
+        ("learners/optimistic/test_query",),
     ),
     "privacy/protocol.py": (("privacy/test_protocol",),),
     "privacy/randomness.py": (("privacy/test_randomness",),),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from shufflerl import planning
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Batch, CountQuery
-from shufflerl.learners.optimistic.optimism import Rows
-from shufflerl.learners.optimistic.posterior import Posterior
+from shufflerl.learners.optimistic.model import Model
+from shufflerl.learners.optimistic.rows import Rows
 from shufflerl.mdp import MDP, Mixture
 
 
@@ -85,12 +85,12 @@ mdps = st.builds(
 
 def estimated_rows(mdp: MDP) -> Rows:
     """Rows as if the estimates were right; as writable as estimates are, or kernels would be compiled again."""
-    rows = Posterior(mdp.problem(100)).rows
+    rows = Model(mdp.problem(100)).rows
     return rows._replace(probabilities=mdp.probabilities.copy(), rewards=mdp.rewards.copy())
 
 
-def behind_best(mdp: MDP) -> FloatArray:
+def gaps(mdp: MDP) -> FloatArray:
     """How far each action is behind the best of its state."""
     q = planning.optimal_q(mdp.layout.table(mdp.probabilities), mdp.rewards)
-    behind: FloatArray = q.max(axis=-1, keepdims=True) - q
-    return behind
+    gap: FloatArray = q.max(axis=-1, keepdims=True) - q
+    return gap

@@ -22,7 +22,7 @@ from shufflerl.registry import Entry
 from shufflerl.seeding import Seed, stream
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
-STATE_VERSION = 5
+STATE_VERSION = 6
 
 
 class Told:

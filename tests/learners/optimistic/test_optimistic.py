@@ -17,9 +17,9 @@ from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.suite.definition import ENVIRONMENTS
 from shufflerl.history import History
 from shufflerl.learners.base import Learner
-from shufflerl.learners.optimistic import Optimistic, looks, schedule
-from shufflerl.learners.optimistic.optimism import information, visits_for, worth_trying
-from shufflerl.learners.optimistic.pooling import TYPICAL
+from shufflerl.learners.optimistic import Optimistic, planner, schedule
+from shufflerl.learners.optimistic.constants import CONSTANTS as C
+from shufflerl.learners.optimistic.rows import information, visits_for, worth_trying
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem, homogeneous
 from shufflerl.population import CountPopulation
@@ -92,7 +92,6 @@ def _run(mdp: MDP, episodes: int, seed: int, epsilon: float | None = 1.0, name: 
 # What it reaches.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "most"), [(None, 25), (5.0, 160), (1.0, 520)])
 def test_it_learns_riverswim(epsilon: float | None, most: float) -> None:
     """Ten seeds within 1.3 of the limit for the mean of a hundred; playing at random loses about 9,000."""
@@ -101,7 +100,6 @@ def test_it_learns_riverswim(epsilon: float | None, most: float) -> None:
     assert all(run.switches < (40 if epsilon else 79) for run in runs)
 
 
-@pytest.mark.slow
 def test_it_loses_far_less_than_elimination() -> None:
     """The limit for SDP-PE at this budget is 3,600."""
     ours, theirs = [], []
@@ -158,34 +156,14 @@ def test_batches_grow_from_what_can_be_heard_through_the_noise(noise: float, bat
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What every batch is planned with."""
-    seen, plan_batch = [], looks.plan_batch
+    seen, plan_batch = [], planner.plan_batch
 
     def spy(*arguments: Any) -> int:
         seen.append(arguments)
         return int(plan_batch(*arguments))
 
-    monkeypatch.setattr(looks, "plan_batch", spy)
+    monkeypatch.setattr(planner, "plan_batch", spy)
     return seen
-
-
-@pytest.mark.slow
-def test_looks_are_told_who_is_left_when_batches_are_three_times_as_large(plans: list[Any]) -> None:
-    """In every batch, those after a restart included."""
-    learner, users, privatizer = _parties(_riverswim(), 20_000, 1, epsilon=5.0)
-    while batch := learner.next_batch():
-        learner.observe(privatizer.release(users.play(batch)))
-        if learner.batches_observed == 20:
-            saved = learner.save()
-            learner = Optimistic(learner.problem, 0)
-            learner.restore(saved)
-    told, sizes = [plan[4] for plan in plans], learner.sizes.tolist()
-    assert len(told) == len(sizes)
-    assert told[0] == told[-1] == 0.0
-    for now in range(1, len(sizes) - 1):
-        larger = [later for later in range(now + 1, len(sizes)) if sizes[later] >= 3 * sizes[now]]
-        left = sum(sizes[larger[0] + 1 :]) if larger else 0
-        assert told[now] == pytest.approx(left / sum(sizes[now + 1 :]))
-    assert 0.9 < told[1] < 1.0
 
 
 def test_where_users_begin_is_learned_if_nobody_tells(plans: list[Any]) -> None:
@@ -202,7 +180,6 @@ def test_where_there_is_no_room_there_is_one_batch() -> None:
     assert schedule(100, 1000.0, 39).tolist() == [100]
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     episodes=st.integers(5, 10**18),
@@ -270,8 +247,8 @@ def test_what_is_worth_trying_solves_its_equation(users: float, left: float) -> 
 @settings(deadline=None)
 @given(visits=st.floats(1, 1e9), noise=st.floats(0, 1e12))
 def test_so_many_visits_tell_so_much(visits: float, noise: float) -> None:
-    """The mean of m users' rewards, of variance TYPICAL, and of one counter's noise."""
-    assert 1 / information(visits, noise) == pytest.approx(TYPICAL / visits + noise / visits**2)
+    """The mean of m users' rewards, of variance C.typical, and of one counter's noise."""
+    assert 1 / information(visits, noise) == pytest.approx(C.typical / visits + noise / visits**2)
     assert visits_for(information(visits, noise), noise) == pytest.approx(visits)
 
 
@@ -293,7 +270,7 @@ def test_the_last_batch_commits_to_the_best_policy_of_the_posterior(
             learner.observe(privatizer.release(population.play(batch)))
         assert batch is not None
         assert len(batch.mixture.policies) == 1
-        transitions, rewards = mdp.layout.table(learner.posterior.probabilities), learner.posterior.rewards
+        transitions, rewards = mdp.layout.table(learner.model.probabilities), learner.model.rewards
         best = MDP(transitions, rewards, mdp.start).optimal_value
         played = planning.policy_values(transitions, rewards, mdp.start, batch.mixture.policies)
         assert played[0] == pytest.approx(best)
@@ -347,7 +324,6 @@ def test_a_first_batch_of_one_user_that_is_all_noise_is_survived() -> None:
     assert np.mean(regrets) < 1.5 * 520
 
 
-@pytest.mark.slow
 def test_hardly_visited_states_do_not_underflow() -> None:
     """Half of the users leave a state for good at every step; after 600 the square of those left is zero."""
     leaving = homogeneous(
@@ -355,7 +331,7 @@ def test_hardly_visited_states_do_not_underflow() -> None:
     )
     learner, population, privatizer = _parties(leaving, 10**6, 0, epsilon=8.0, batches=3, delta=1e-7)
     learn(learner, population, privatizer)
-    visits = learner.posterior.visits[:, 1].sum(axis=-1)
+    visits = learner.model.visits[:, 1].sum(axis=-1)
     np.testing.assert_allclose(visits[:8], 10**6 * 0.5 ** np.arange(8), rtol=0.05)
     assert visits[-1] < 1e-100
 
@@ -403,7 +379,6 @@ def _after_bad_luck(means: list[float], horizon: int, deviations: float, seed: i
     return won, history.total_regret / (200_000 * horizon * (best - second))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("means", "horizon", "deviations"),
     [

@@ -1,0 +1,205 @@
+"""What all releases together say: sums of them, and the posterior of every row that follows from these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shufflerl.arrays import FloatArray
+from shufflerl.counts import Release
+from shufflerl.errors import StateMismatchError
+from shufflerl.estimation.flow import conserve
+from shufflerl.learners.optimistic.constants import CONSTANTS as C
+from shufflerl.mdp import Problem
+
+if TYPE_CHECKING:
+    from shufflerl.learners.optimistic.pooling import Releases, Sums
+    from shufflerl.learners.optimistic.rows import Rows
+
+#: Arrays of the state that have an entry for each policy of noisy releases, and those with which a pass begins.
+_BY_POLICY = ("release", "policies", "shares")
+_BEFORE = ("probabilities", "uncertainty")
+
+
+class Model:
+    """The posterior of all rows, made anew after every release.
+
+    `probabilities` has one number per possible transition, in order of tags, `rewards` is [h, x, a]. What is known of
+    transitions (f = 0) and rewards (f = 1): the data's errors `sampling` and `noise` (see `pooling`), what these leave
+    open, `chance_error` and `noise_error` (see `Rows`), all [f, h, x, a], and between[f, x, a], how much steps differ.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        from shufflerl.learners.optimistic.pooling import Releases, Sums
+
+        layout, (_, states, actions) = problem.layout, problem.layout.shape
+        shape = (problem.horizon, states, actions)
+        rows = problem.horizon * states * actions
+        self._problem = problem
+        self._row_starts = np.append(layout.row_starts, np.full(states * actions, layout.size))  # the last lead nowhere
+        self._successors = np.array(layout.successors)
+        self._outcomes = np.arange(0, 2 * rows + 1, 2), np.tile(np.arange(2, dtype=np.int32), rows)
+        sums = shape, (2, *shape), (2, *shape), (2, *shape), (layout.size,), shape
+        self._exact, self._sums = Sums(*map(np.zeros, sums)), Sums(*map(np.zeros, sums))  # without noise; with all
+        none: dict[str, Any] = {
+            "release": np.zeros(0, dtype=np.int64),
+            "policies": np.zeros((0, *shape[:2]), dtype=np.int32),
+            "values": np.zeros((0, layout.size + 2 * rows)),
+            "counted": np.zeros((0, *shape)),
+            "variance": np.zeros((0, *shape)),
+            "asked": np.zeros((0, 2, problem.horizon), dtype=np.bool_),
+        }
+        self._noisy = Releases(users=np.zeros(0), noises=np.zeros(0), shares=np.zeros(0), **none)
+        self._raw, self.probabilities = np.zeros((2, layout.size))
+        self._raw_paid, self._paid = np.zeros((2, 2 * rows))
+        self.sampling, self.noise, self.chance_error, self.noise_error = np.ones((4, 2, *shape))
+        self.between: FloatArray = np.zeros((2, states, actions))
+        self._uncertainty = np.zeros(shape)
+        self._fit()
+
+    @property
+    def visits(self) -> FloatArray:
+        """How many users were in x at step h and took a."""
+        return self._sums.visits
+
+    @property
+    def rewards(self) -> FloatArray:
+        """The mean reward of every row."""
+        return self._paid[1::2].reshape(self.visits.shape)
+
+    @property
+    def reward_variances(self) -> FloatArray:
+        """What is left open of it."""
+        variances: FloatArray = self.chance_error[1] * self.rewards * (1.0 - self.rewards) + self.noise_error[1]
+        return variances
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been taken in."""
+        return not self.visits.any()
+
+    @property
+    def homogeneity(self) -> float:
+        """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could, or if one is all."""
+        if self._problem.horizon == 1:
+            return 0.0
+        return 1.0 - min(1.0, 5.0 * float(self.between.mean(axis=(1, 2)).max()))
+
+    @property
+    def start(self) -> FloatArray:
+        """Where users begin: as is told of the problem, or else as they were counted so far."""
+        if self._problem.start is not None:
+            return np.array(self._problem.start)
+        begun = self.visits[0].sum(axis=-1)
+        return begun / begun.sum() if begun.any() else np.full(len(begun), 1.0 / len(begun))
+
+    @property
+    def rows(self) -> Rows:
+        """The posterior, as plans are made on it.
+
+        The precision of a row is that of its own data, and as far as steps are alike that of its posterior, which all
+        steps make: the mean of transitions and rewards. Two counters make a reward.
+        """
+        from shufflerl.learners.optimistic.rows import Rows
+
+        alike = self.homogeneity
+        own = 1.0 / (C.typical * self.sampling + self.noise * np.array([1.0, 2.0])[:, None, None, None])
+        known = 1.0 / (C.typical * self.chance_error + self.noise_error) - 1.0 / C.typical
+        known = own + alike * np.maximum(0.0, known - own)
+        precision = np.append(known[:, :-1].mean(axis=0), known[1, -1:], axis=0)
+        return Rows(
+            self._row_starts,
+            self._successors,
+            self.probabilities,
+            self.chance_error[0],
+            self.noise_error[0],
+            self.rewards.copy(),
+            self.reward_variances,
+            precision,
+            self.visits,
+            self.between,
+            alike,
+        )
+
+    def add(self, release: Release) -> None:
+        """Take in the release of a batch, in a few passes over all: the visits need the rows, the rows the visits."""
+        from shufflerl.learners.optimistic.pooling import Releases
+
+        conserved, mixture = conserve(release, self._problem.start), release.batch.mixture
+        one = Releases(
+            np.array([float(release.batch.users)]),
+            np.array([float(release.noise.variance)]),
+            np.zeros(len(mixture.weights), dtype=np.int64),
+            mixture.policies,
+            mixture.weights,
+            conserved.values[None],
+            conserved.row_visits[None],
+            conserved.row_variance[None],
+            release.batch.query.asked[None],
+        )
+        if release.noise.variance == 0.0:
+            self._add(one, self._exact)
+        else:
+            one = one._replace(release=one.release + len(self._noisy.users))
+            both: Any = zip(self._noisy, one, strict=True)
+            self._noisy = Releases(*map(np.concatenate, both))
+        for _ in range(C.passes if len(self._noisy.users) else 1):
+            self._fit()
+
+    def _add(self, releases: Releases, sums: Sums) -> None:
+        from shufflerl.learners.optimistic.pooling import Start, add_releases
+
+        states, known = self._problem.n_states, self._problem.start
+        start = Start(np.full(states, 1.0 / states) if known is None else np.array(known), known is not None)
+        rows = self._row_starts, self._successors, self.probabilities, self._uncertainty
+        add_releases(releases, start, *rows, sums)
+
+    def _fit(self) -> None:
+        from shufflerl.learners.optimistic.pooling import pool
+        from shufflerl.learners.optimistic.posterior import Family, fit
+
+        self._before = self.probabilities.copy(), self._uncertainty.copy()
+        for mine, exact in zip(self._sums, self._exact, strict=True):
+            mine[...] = exact
+        self._add(self._noisy, self._sums)
+        pool(self._sums, self._row_starts, self._raw, self._raw_paid, self.sampling, self.noise)
+        errors = self.sampling, self.noise, self.chance_error, self.noise_error
+        if self._problem.horizon > 1:
+            sampling, noise, by_chance, by_noise = (error[0, :-1] for error in errors)
+            rows = self._row_starts, self._successors, self._raw, sampling, noise
+            fit(Family(*rows, self.probabilities, by_chance, by_noise, self.between[0]))
+        sampling, noise, by_chance, by_noise = (error[1] for error in errors)
+        fit(Family(*self._outcomes, self._raw_paid, sampling, noise, self._paid, by_chance, by_noise, self.between[1]))
+        widths = np.diff(self._row_starts)
+        row = np.repeat(np.arange(len(widths)), widths)
+        chance = np.bincount(row, self.probabilities * (1.0 - self.probabilities), len(widths)) / np.maximum(widths, 1)
+        # The mean variance of a row's cells.
+        self._uncertainty = self.chance_error[0] * chance.reshape(self.visits.shape) + self.noise_error[0]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What was taken in, and where the last pass over it began: repeating that pass gives all the rest."""
+        exact = {f"exact_{name}": values for name, values in self._exact._asdict().items()}
+        return exact | self._noisy._asdict() | dict(zip(_BEFORE, self._before, strict=True))
+
+    def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Put what `state` gave into a new model."""
+        mine, lengths = self.state(), {name: len(arrays.get(name, ())) for name in ("users", "shares")}
+        for name, empty in mine.items():
+            saved, shape = arrays.get(name), empty.shape
+            if name in self._noisy._fields:
+                shape = (lengths["shares" if name in _BY_POLICY else "users"], *shape[1:])
+            signed = name in ("exact_moves", "exact_pays", "values", "counted")
+            fits = saved is not None and (saved.shape, saved.dtype) == (shape, empty.dtype)
+            if saved is None or not fits or not np.isfinite(saved).all() or (not signed and (saved < 0).any()):
+                raise StateMismatchError(f"The saved state has no fitting {name}; use bytes that save() returned.")
+        played, numbers = arrays["policies"], arrays["release"]
+        in_turn = np.unique(numbers).tolist() == list(range(lengths["users"])) and (np.diff(numbers) >= 0).all()
+        if not in_turn or (played >= self._problem.n_actions).any():
+            raise StateMismatchError("The saved state has no fitting policies; use bytes that save() returned.")
+        for name, values in self._exact._asdict().items():
+            values[...] = arrays[f"exact_{name}"]
+        self._noisy = type(self._noisy)(**{name: arrays[name] for name in self._noisy._fields})
+        self.probabilities, self._uncertainty = (np.array(arrays[name]) for name in _BEFORE)
+        self._fit()

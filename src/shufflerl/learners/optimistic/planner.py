@@ -1,0 +1,493 @@
+"""What a batch plays: optimistic plans, and probes by their value of information.
+
+A probe is the greedy policy but at one step, where every state takes the action that is most worth a try: nobody meets
+more than one such try, so what it costs and what it tells does not depend on the others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
+from shufflerl.compiling import compiled
+from shufflerl.learners.optimistic.constants import CONSTANTS as C
+from shufflerl.learners.optimistic.query import choose_counters
+from shufflerl.learners.optimistic.rows import (
+    Rows,
+    expected_value,
+    information,
+    unit_normal_loss,
+    visits_for,
+    worth_trying,
+)
+
+#: States that are less likely are never met; those up to the second number are not probed.
+_NEVER, _HARDLY = 1e-12, 1e-9
+#: Nothing further behind than this many errors is probed, and skews below this are none: limits of precision.
+_FAR, _SYMMETRIC = 8.0, 1e-9
+#: How many users a probe has is searched for in steps of this factor.
+_FINER = 1.5
+
+
+class Greedy(NamedTuple):
+    """The greedy policy of the posterior mean, its occupancy[h, x], and all actions against it.
+
+    They are behind it by their `gap`, an estimate of such a `variance`. By the estimates of what follows none of (h, x)
+    is ahead of it by more than its headroom[h, x]: paid 1, and the best next state for sure. The variance of what the
+    policy earns from (h, x) on is `value_variance`.
+    """
+
+    policy: PolicyArray
+    occupancy: FloatArray
+    gap: FloatArray
+    variance: FloatArray
+    headroom: FloatArray
+    value_variance: FloatArray
+
+
+class Rivals(NamedTuple):
+    """All actions against the greedy one as a probe sees them: `gap`, the `error` of it, and the `headroom`.
+
+    `precision` counts the visits `allocated` to others of the batch; `noise` is the variance of a counter's. So many
+    users come `later` to (h, x) on the greedy way, those at other steps included as far as they count. Without noise a
+    visit gains so much `by_visit`, less what it costs.
+    """
+
+    gap: FloatArray
+    error: FloatArray
+    headroom: FloatArray
+    precision: FloatArray
+    allocated: FloatArray
+    noise: float
+    later: FloatArray
+    by_visit: FloatArray
+
+
+@compiled
+def along(here: float, after: float, alike: float) -> float:
+    """The variance of an error here and those after it: squares add up, or errors do where the steps are alike."""
+    return here + after + 2.0 * alike * math.sqrt(here * after)
+
+
+@compiled
+def optimistic_policy(
+    rows: Rows,
+    allocated: FloatArray,
+    users: float,
+    left: float,
+    noise: float,
+    lots: FloatArray,
+    policy: PolicyArray,
+    values: FloatArray,
+) -> None:
+    """Write the policy that is best if every row is as good as it may be worth finding out; `lots` break ties.
+
+    `values[h, x]` become what it would then earn from (h, x) on.
+
+    Let v be the variance of r + E V in row (h, x, a), V the next step's optimistic values, and I its precision, the
+    visits `allocated` by others of the same batch included: these take their part off v. Trying the row with the n
+    `users` of a batch, or with as many as double I if that is more, adds J and can move it by sqrt(v J / (I + J)):
+    optimism times z times that is its bonus b, z what is worth trying by so many of the users that are `left`.
+
+    Errors add up along a path: b^2 + E b'^2 + 2 homogeneity b sqrt(E b'^2), b' the bonus at the next step. Where the
+    steps are alike (1) their errors are the same error and bonuses add; where they are not (0), their squares do.
+
+    A row that few have seen may lead where nobody has been: novelty (optimism z)^2 (1 + max V - E V) / (1 + N) for
+    that, times J / (I + J), with the visits N counting those at other steps too where rewards are alike.
+    """
+    horizon, states, actions = rows.rewards.shape
+    everywhere = np.zeros((states, actions))
+    for h in range(horizon):
+        for x in range(states):
+            for a in range(actions):
+                everywhere[x, a] += rows.visits[h, x, a] + allocated[h, x, a]
+    by_all = worth_trying(users, left)
+    mean = np.zeros((horizon + 1, states))
+    bonus = np.zeros((horizon + 1, states))
+    values[horizon] = 0.0
+    for h in range(horizon - 1, -1, -1):
+        highest = 0.0
+        for x in range(states):
+            highest = max(highest, values[h + 1, x])
+        most = float(horizon - h)
+        for x in range(states):
+            best = -1.0
+            lot = -1.0
+            for a in range(actions):
+                expected, variance = expected_value(rows, values, h, x, a)
+                variance += rows.reward_variances[h, x, a]
+                i = (h * states + x) * actions + a
+                expected_mean = expected_bonus = 0.0
+                for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                    y = rows.successors[t]
+                    expected_mean += rows.probabilities[t] * mean[h + 1, y]
+                    expected_bonus += rows.probabilities[t] * bonus[h + 1, y]
+                seen = rows.visits[h, x, a] + allocated[h, x, a]
+                known = rows.precision[h, x, a] + information(allocated[h, x, a], noise)
+                variance *= (rows.precision[h, x, a] + 1.0 / C.typical) / (known + 1.0 / C.typical)
+                doubling = visits_for(known, noise)
+                z = C.optimism * (by_all if doubling <= users else worth_trying(doubling, left))
+                tells = information(max(users, doubling), noise)
+                squared = z * z * tells / (tells + known) if left > 0.0 else 0.0
+                shared = seen + (1.0 - min(1.0, 5.0 * rows.between[1, x, a])) * (everywhere[x, a] - seen)
+                index = rows.rewards[h, x, a] + expected_mean
+                index += C.novelty * squared * (1.0 + highest - expected) / (1.0 + shared)
+                path = along(squared * variance, expected_bonus, rows.homogeneity)
+                upper = min(index + math.sqrt(path), most)
+                if upper > best or (upper == best and lots[h, x, a] > lot):
+                    best = upper
+                    lot = lots[h, x, a]
+                    policy[h, x] = a
+                    mean[h, x] = min(index, most)
+                    bonus[h, x] = path
+            values[h, x] = best
+
+
+@compiled
+def policy_estimate(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatArray]:
+    """mean[x] and variance[x] of what a policy earns from state x on, by the posterior.
+
+    The errors of the states that may come next are taken for one error: E b^2 where independent ones would give less.
+    """
+    horizon, states, actions = rows.rewards.shape
+    mean = np.zeros((horizon + 1, states))
+    variance = np.zeros((horizon + 1, states))
+    for h in range(horizon - 1, -1, -1):
+        for x in range(states):
+            a = policy[h, x]
+            expected, error = expected_value(rows, mean, h, x, a)
+            after = 0.0
+            i = (h * states + x) * actions + a
+            for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                after += rows.probabilities[t] * variance[h + 1, rows.successors[t]]
+            mean[h, x] = rows.rewards[h, x, a] + expected
+            variance[h, x] = along(rows.reward_variances[h, x, a] + error, after, rows.homogeneity)
+    return mean[0], variance[0]
+
+
+@compiled
+def follow(rows: Rows, start: FloatArray, policy: PolicyArray, other: PolicyArray, occupancy: FloatArray) -> float:
+    """Write a policy's occupancy[h, x] of users who never did what another would not; returns how many are left.
+
+    With the policy itself for the other, that is its occupancy.
+    """
+    horizon, states, actions = rows.rewards.shape
+    occupancy[:] = 0.0
+    through = 0.0
+    for x in range(states):
+        occupancy[0, x] = start[x]
+    for h in range(horizon):
+        for x in range(states):
+            if occupancy[h, x] > _NEVER and policy[h, x] == other[h, x]:
+                i = (h * states + x) * actions + policy[h, x]
+                if h == horizon - 1:
+                    through += occupancy[h, x]
+                for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                    occupancy[h + 1, rows.successors[t]] += occupancy[h, x] * rows.probabilities[t]
+    return through
+
+
+@compiled
+def find_greedy(rows: Rows, start: FloatArray) -> Greedy:
+    """The greedy policy and all actions against it.
+
+    The variance of an action's gap is that of the row itself, and of what follows where its next states differ from the
+    greedy action's: sum (p - p*)^2 D over the next states, D what is open of their value.
+    """
+    horizon, states, actions = rows.rewards.shape
+    policy = np.empty((horizon, states), dtype=np.int32)
+    gap = np.empty((horizon, states, actions))
+    variance = np.empty((horizon, states, actions))
+    headroom = np.empty((horizon, states))
+    value = np.zeros((horizon + 1, states))
+    value_variance = np.zeros((horizon + 1, states))
+    difference = np.zeros(states)
+    for h in range(horizon - 1, -1, -1):
+        highest = 0.0
+        for x in range(states):
+            highest = max(highest, value[h + 1, x])
+        for x in range(states):
+            best = 0
+            for a in range(actions):
+                expected, error = expected_value(rows, value, h, x, a)
+                gap[h, x, a] = -rows.rewards[h, x, a] - expected
+                variance[h, x, a] = rows.reward_variances[h, x, a] + error
+                if gap[h, x, a] < gap[h, x, best]:
+                    best = a
+            policy[h, x] = best
+            value[h, x] = -gap[h, x, best]
+            headroom[h, x] = max(0.0, 1.0 + highest - value[h, x])
+            i = (h * states + x) * actions
+            for a in range(actions):
+                gap[h, x, a] += value[h, x]
+                if a != best:
+                    variance[h, x, a] += _unlike(rows, i + a, i + best, value_variance, h + 1, difference)
+            after = 0.0
+            for t in range(rows.row_starts[i + best], rows.row_starts[i + best + 1]):
+                after += rows.probabilities[t] ** 2 * value_variance[h + 1, rows.successors[t]]
+            value_variance[h, x] = along(variance[h, x, best], after, rows.homogeneity)
+    occupancy = np.zeros((horizon, states))
+    follow(rows, start, policy, policy, occupancy)
+    return Greedy(policy, occupancy, gap, variance, headroom, value_variance)
+
+
+@compiled
+def _unlike(rows: Rows, rival: int, best: int, value_variance: FloatArray, h: int, difference: FloatArray) -> float:
+    """sum (p - p*)^2 D over the next states of two rows; leaves the scratch space `difference` empty."""
+    for t in range(rows.row_starts[best], rows.row_starts[best + 1]):
+        difference[rows.successors[t]] -= rows.probabilities[t]
+    for t in range(rows.row_starts[rival], rows.row_starts[rival + 1]):
+        difference[rows.successors[t]] += rows.probabilities[t]
+    total = 0.0
+    for i in (rival, best):
+        for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+            y = rows.successors[t]
+            total += difference[y] ** 2 * value_variance[h, y]
+            difference[y] = 0.0
+    return total
+
+
+@compiled
+def expected_gain(rivals: Rivals, h: int, x: int, a: int, visits: float) -> float:
+    """What users who come later gain by so many visits, whatever these cost: see `plan_probe`."""
+    had, gap = rivals.allocated[h, x, a], rivals.gap[h, x, a]
+    tells = max(0.0, information(visits + had, rivals.noise) - information(had, rivals.noise))  # not -0 by rounding
+    moves = rivals.error[h, x, a] * math.sqrt(tells / (tells + rivals.precision[h, x, a]))
+    most = gap + rivals.headroom[h, x]
+    if gap <= 0.0 or gap >= min(most, _FAR * moves):
+        return 0.0
+    never = unit_normal_loss(most / moves) if most < _FAR * moves else 0.0
+    return float(rivals.later[h, x] * moves * (unit_normal_loss(gap / moves) - never))
+
+
+@compiled
+def whole_try(rivals: Rivals, h: int, x: int, a: int) -> float:
+    """How many visits a try without noise has at most."""
+    return float(max(C.fewest, C.part * C.typical * rivals.precision[h, x, a]))
+
+
+@compiled
+def best_rival(rivals: Rivals, h: int, x: int, visits: float) -> tuple[float, int]:
+    """The net value of the best try of a state's actions, and which that is, if so many come now.
+
+    Without noise small tries tell as much by visit as large ones, and the next batch can go on. So a visit is worth
+    what it is on average in a try of a part of the visits that are known (as in KG*, Frazier & Powell 2010: alone it
+    would hardly change anybody's mind), and none has more than these.
+    """
+    most = 0.0
+    which = -1
+    for a in range(rivals.gap.shape[2]):
+        if rivals.noise == 0.0:
+            value = visits * rivals.by_visit[h, x, a] if visits <= whole_try(rivals, h, x, a) else 0.0
+        else:
+            value = expected_gain(rivals, h, x, a, visits) - visits * rivals.gap[h, x, a]
+        if value > most:
+            most, which = value, a
+    return most, which
+
+
+@compiled
+def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, left: float, noise: float) -> Rivals:
+    """All actions against the greedy one, with errors as bold as probes take them."""
+    horizon, states, actions = rows.rewards.shape
+    error = np.empty((horizon, states, actions))
+    precision = np.empty((horizon, states, actions))
+    by_visit = np.zeros((horizon, states, actions))
+    later = np.empty((horizon, states))
+    for x in range(states):
+        total = 0.0
+        for h in range(horizon):
+            total += greedy.occupancy[h, x]
+        for h in range(horizon):
+            elsewhere = rows.homogeneity * (total - greedy.occupancy[h, x])
+            later[h, x] = left * (greedy.occupancy[h, x] + elsewhere)
+    rivals = Rivals(greedy.gap, error, greedy.headroom, precision, allocated, noise, later, by_visit)
+    for h in range(horizon):
+        for x in range(states):
+            for a in range(actions):
+                variance = greedy.variance[h, x, a]
+                if noise == 0.0:
+                    skew = skewness(rows.rewards[h, x, a], rows.reward_variances[h, x, a], variance)
+                    variance = C.exact_boldness**2 * as_normal(greedy.gap[h, x, a], variance, skew)
+                else:
+                    variance *= C.boldness**2 * (1.0 + C.few / (C.few + C.typical * rows.precision[h, x, a]))
+                known = rows.precision[h, x, a] + 1.0 / C.typical
+                precision[h, x, a] = known + information(allocated[h, x, a], noise)
+                error[h, x, a] = math.sqrt(variance * known / precision[h, x, a])
+                if noise == 0.0:
+                    whole = whole_try(rivals, h, x, a)
+                    gain = expected_gain(rivals, h, x, a, whole)
+                    if gain > 0.0:
+                        by_visit[h, x, a] = gain / whole - greedy.gap[h, x, a]
+    return rivals
+
+
+@compiled
+def skewness(reward: float, reward_variance: float, variance: float) -> float:
+    """The skew of an error of which a reward's has such a part, by a beta law: p (1 - p) / v = n + 1, and n more."""
+    if reward_variance <= 0.0:
+        return 0.0
+    visits = reward * (1.0 - reward) / reward_variance - 1.0
+    return float(2.0 * (1.0 - 2.0 * reward) / (visits + 2.0) * reward_variance / variance**1.5)
+
+
+@compiled
+def as_normal(gap: float, variance: float, skew: float) -> float:
+    """The variance of a normal law that is above the gap as often as one which is skewed.
+
+    That is above s (z + skew (z^2 - 1) / 6) as often as a normal above z (Cornish & Fisher's expansion), s^2 the
+    variance: few visits that were not paid leave more open than their variance says. Where the skew is the other way,
+    or the gap within s, it does not count.
+
+    >>> as_normal(3.0, 1.0, 0.0)
+    1.0
+    >>> z = 2.5
+    >>> round(as_normal(z + 0.6 * (z * z - 1) / 6, 1.0, 0.6) ** 0.5 * z, 6) == round(z + 0.6 * (z * z - 1) / 6, 6)
+    True
+    """
+    third = skew / 6.0
+    if third <= _SYMMETRIC or gap * gap <= variance:
+        return variance
+    far = gap / math.sqrt(variance)
+    z = (math.sqrt(1.0 + 4.0 * third * (far + third)) - 1.0) / (2.0 * third)
+    return (gap / z) ** 2
+
+
+@compiled
+def plan_probe(
+    rows: Rows,
+    greedy: Greedy,
+    allocated: FloatArray,
+    least: float,
+    most: float,
+    left: float,
+    noise: float,
+    probed: BoolArray,
+    policy: PolicyArray,
+) -> float:
+    """Write the probe of largest net value and return how many users it is for, from `least` to `most`; 0 if none.
+
+    An action with gap d, of error s before and t after m visits, gains R t' psi(d / t') if R users come this way later,
+    t'^2 = s^2 - t^2 the variance of what the visits will say of it, and costs m d: the knowledge gradient of a normal
+    law. As it can be ahead by no more than its headroom c, R t' psi((d + c) / t') of that is never gained.
+
+    Without noise no step that the batch has `probed` is probed again.
+    """
+    horizon, states = policy.shape
+    rivals = find_rivals(rows, greedy, allocated, left, noise)
+    gain = 0.0
+    users = 0.0
+    step = -1
+    for h in range(horizon):
+        n = least
+        while n <= most and not probed[h]:
+            total = 0.0
+            for x in range(states):
+                if greedy.occupancy[h, x] > _HARDLY:
+                    total += best_rival(rivals, h, x, n * greedy.occupancy[h, x])[0]
+            if total > gain:
+                gain, users, step = total, n, h
+            n *= _FINER
+    for h in range(horizon):
+        for x in range(states):
+            policy[h, x] = greedy.policy[h, x]
+            if h == step and greedy.occupancy[h, x] > _HARDLY:
+                value, a = best_rival(rivals, h, x, users * greedy.occupancy[h, x])
+                if value > 0.0:
+                    policy[h, x] = a
+    if step >= 0 and noise == 0.0:
+        probed[step] = True
+    return users
+
+
+@compiled
+def doubling(
+    rows: Rows, allocated: FloatArray, smallest: float, noise: float, policy: PolicyArray, occupancy: FloatArray
+) -> float:
+    """How many users of a policy double the precision of one of its decisions, or bring it the smallest try."""
+    users = np.inf
+    for h in range(policy.shape[0]):
+        for x in range(policy.shape[1]):
+            if occupancy[h, x] > _NEVER:
+                a = policy[h, x]
+                known = rows.precision[h, x, a] + information(allocated[h, x, a], noise)
+                users = min(users, max(smallest, visits_for(known, noise)) / occupancy[h, x])
+    return users
+
+
+@compiled
+def plan_batch(
+    rows: Rows,
+    start: FloatArray,
+    users: float,
+    left: float,
+    noise: float,
+    each: float,
+    smallest: float,
+    lots: FloatArray,
+    policies: PolicyArray,
+    shares: FloatArray,
+    asked: BoolArray,
+) -> int:
+    """Write the policies of a batch and how many of its `users` play each; returns how many policies there are.
+
+    Probes first, then optimistic plans, each made as if those before it had been played already. A probe is for as many
+    users as its net value is largest for, a plan for as many as double the precision of one of its decisions (or bring
+    it the `smallest` try). Who is left when there is no room for more plays the greedy policy. The more of the plan's
+    users do as the greedy policy anyhow, the more may probe; a whole try stays for the plans. So many users are `left`
+    after the batch. `noise` is the variance of a counter's noise if every counter is asked, `lots` break ties.
+
+    Writes which of the counters are `asked` (see `choose_counters`): all, unless `each` that users touch adds noise.
+    """
+    horizon, states, actions = rows.rewards.shape
+    allocated = np.zeros((horizon, states, actions))
+    occupancy = np.zeros((horizon, states))
+    hoped = np.empty((horizon + 1, states))
+    values = np.empty((horizon + 1, states))
+    plan = np.empty((horizon, states), dtype=np.int32)
+    probed = np.zeros(horizon, dtype=np.bool_)
+    optimistic_policy(rows, allocated, max(smallest, users), left, noise, lots[0], plan, hoped)
+    greedy = find_greedy(rows, start)
+    idle = follow(rows, start, plan, greedy.policy, occupancy)
+    by_one = most_probing = users * (C.always + C.idle * idle)
+    if noise == 0.0:
+        most_probing = users * (C.exact_always + C.exact_idle * idle)
+        by_one = most_probing * C.exact_each
+    given = 0.0
+    probing = False  # nothing before something was seen
+    for h in range(horizon):
+        for x in range(states):
+            for a in range(actions):
+                probing = probing or rows.visits[h, x, a] > 0.0
+    count = 0
+    while given < users:
+        policy = policies[count]
+        last = count == len(policies) - 1
+        rest = users - given
+        share = 0.0
+        if probing and count < C.probes and not last:
+            most = min(by_one, most_probing - given, rest - smallest)
+            least = C.smallest_probe * smallest
+            share = np.rint(plan_probe(rows, greedy, allocated, least, most, left, noise, probed, policy))
+        probing = share > 0.0
+        if not probing:
+            to_come = 0.0 if last else left
+            optimistic_policy(rows, allocated, max(smallest, users), to_come, noise, lots[count], policy, values)
+        follow(rows, start, policy, policy, occupancy)
+        if not probing:
+            share = np.rint(doubling(rows, allocated, smallest, noise, policy, occupancy))
+            share = min(max(1.0, share), rest)
+            if last or rest - share < smallest / 2.0:
+                share = rest
+        shares[count] = share
+        given += share
+        for h in range(horizon):
+            for x in range(states):
+                allocated[h, x, policy[h, x]] += share * occupancy[h, x]
+        count += 1
+    if each > 0.0:
+        choose_counters(rows, hoped, greedy.value_variance, allocated, noise, each, asked)
+    return count

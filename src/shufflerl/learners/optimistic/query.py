@@ -1,0 +1,140 @@
+"""Which counters are asked of a batch: the fewer a user touches, the less noise there is on all of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shufflerl.arrays import BoolArray, FloatArray
+from shufflerl.compiling import compiled
+from shufflerl.learners.optimistic.constants import CONSTANTS as C
+from shufflerl.learners.optimistic.rows import Rows, expected_value, information
+
+
+class Stakes(NamedTuple):
+    """What asking for transitions (f = 0) and rewards (f = 1) of rows may tell.
+
+    `error[f, h, x, a]` is the variance that each leaves of a row's value, `precision` what is known of it, and
+    `between[f, x, a]` how much the steps differ. A batch allocates `visits[h, x, a]` to rows, and those `met[h, x]` to
+    states.
+    """
+
+    error: FloatArray
+    precision: FloatArray
+    between: FloatArray
+    visits: FloatArray
+    met: FloatArray
+
+
+@compiled
+def choose_counters(
+    rows: Rows,
+    values: FloatArray,
+    value_variance: FloatArray,
+    allocated: FloatArray,
+    noise: float,
+    each: float,
+    asked: BoolArray,
+) -> None:
+    """Write whether the transitions asked[0, h] and the rewards asked[1, h] of a step are asked of a batch.
+
+    A user touches one counter of each family and step that is asked. If that is all of them, every counter has noise of
+    variance `noise`; each that is left out takes `each` off. So from all of them the family and step is dropped that
+    tells least, again and again for as long as the others then tell more.
+
+    What a row's transitions are worth is reckoned with the `values` of the next states and their variance: before
+    anything is known of them, so that they seem the same, it still matters where a row leads.
+    """
+    horizon = asked.shape[1]
+    stakes = find_stakes(rows, values, value_variance, allocated)
+    losses = np.zeros(2 * horizon)
+    for h in range(horizon):
+        asked[0, h] = h < horizon - 1
+        asked[1, h] = True
+    told = worth(stakes, asked, noise, losses)
+    for _ in range(2 * horizon - 2):
+        noise -= each
+        worth(stakes, asked, noise, losses)
+        least = 0
+        for k in range(1, 2 * horizon):
+            if losses[k] < losses[least]:
+                least = k
+        f, h = divmod(least, horizon)
+        asked[f, h] = False
+        without = worth(stakes, asked, noise, losses)
+        if without <= told:
+            asked[f, h] = True
+            break
+        told = without
+
+
+@compiled
+def find_stakes(rows: Rows, values: FloatArray, value_variance: FloatArray, allocated: FloatArray) -> Stakes:
+    """What is at stake in the rows that are tried; of what is open of next states' values a part sets them apart."""
+    horizon, states, actions = allocated.shape
+    error = np.zeros((2, horizon, states, actions))
+    precision = np.ones((2, horizon, states, actions))
+    met = np.zeros((horizon, states))
+    for h in range(horizon):
+        for x in range(states):
+            for a in range(actions):
+                met[h, x] += allocated[h, x, a]
+                if allocated[h, x, a] > 0.0:
+                    error[1, h, x, a] = rows.reward_variances[h, x, a]
+                    precision[1, h, x, a] = 1.0 / rows.reward_variances[h, x, a]
+                    if h < horizon - 1:
+                        by_chance, by_noise = rows.chance_error[h, x, a], rows.noise_error[h, x, a]
+                        _, error[0, h, x, a] = expected_value(rows, values, h, x, a)
+                        precision[0, h, x, a] = 1.0 / (C.typical * by_chance + by_noise)
+                        i = (h * states + x) * actions + a
+                        for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
+                            unsure = C.apart * value_variance[h + 1, rows.successors[t]]
+                            error[0, h, x, a] += (by_chance * rows.probabilities[t] + by_noise) * unsure
+    return Stakes(error, precision, rows.between, allocated, met)
+
+
+@compiled
+def worth(stakes: Stakes, asked: BoolArray, noise: float, losses: FloatArray) -> float:
+    """What a batch tells if these counters are asked, with noise of that variance on each.
+
+    m visits of a row tell I = m^2 / (s^2 + typical m), s^2 the noise (half of it for a reward, which two counters
+    make), and at other steps 1 / (1 / I + typical t) if steps differ by t. Of an error v at precision K, J in all
+    take v J / (K + J): a sum over the rows that are tried, each as often as its state is met.
+
+    losses[f horizon + h] becomes what is lost of it without a family and step, at other steps to first order.
+    """
+    horizon, states, actions = stakes.visits.shape
+    told = np.zeros(horizon)
+    shared = np.zeros(horizon)
+    slopes = np.zeros(horizon)
+    total = 0.0
+    for f in range(2):
+        for h in range(horizon):
+            losses[f * horizon + h] = 0.0 if asked[f, h] else np.inf
+        for x in range(states):
+            for a in range(actions):
+                everywhere = 0.0
+                for h in range(horizon):
+                    told[h] = shared[h] = slopes[h] = 0.0
+                    if asked[f, h] and stakes.visits[h, x, a] > 0.0:
+                        told[h] = information(stakes.visits[h, x, a], noise / (1.0 + f))
+                        shared[h] = told[h] / (1.0 + told[h] * C.typical * stakes.between[f, x, a])
+                        everywhere += shared[h]
+                if everywhere == 0.0:
+                    continue
+                slope = 0.0
+                for h in range(horizon):
+                    stake = stakes.met[h, x] * stakes.error[f, h, x, a]
+                    if stake > 0.0:
+                        known = stakes.precision[f, h, x, a]
+                        others = everywhere - shared[h]
+                        tells = told[h] + others
+                        gain = stake * tells / (known + tells)
+                        total += gain
+                        losses[f * horizon + h] += gain - stake * others / (known + others)
+                        slopes[h] = stake * known / (known + tells) ** 2
+                        slope += slopes[h]
+                for h in range(horizon):
+                    losses[f * horizon + h] += shared[h] * (slope - slopes[h])
+    return total

@@ -1,0 +1,55 @@
+"""The reference in plain NumPy decides as the library does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from examples.optimistic_reference import Reference
+
+from shufflerl import privatizers
+from shufflerl.learners.optimistic import Optimistic
+from shufflerl.learners.optimistic.constants import CONSTANTS as C
+from shufflerl.learners.optimistic.learner import _merged, smallest_try
+from shufflerl.mdp import MDP
+from shufflerl.population import CountPopulation
+from tests.support.examples import random_mdp
+
+
+@pytest.mark.parametrize("epsilon", [None, 5.0, 0.5])
+@pytest.mark.parametrize(
+    "mdp",
+    [random_mdp(1, 3, 3, 2, start=0), random_mdp(2, 1, 1, 4), random_mdp(3, 4, 2, 3)],
+    ids=["mdp", "arms", "starts"],
+)
+def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None) -> None:
+    """What is played, by how many, and what is asked, in all batches of a run."""
+    learner = Optimistic(mdp.problem(20_000), 0)
+    privatizer = privatizers.make("none")
+    if epsilon is not None:
+        privatizer = privatizers.make("shuffle", learner, epsilon=epsilon, delta=1e-5, seed=1)
+    reference, population = Reference(mdp.rewards.shape, mdp.start), CountPopulation(mdp, 2)
+    lots = np.random.Generator(type(learner.rng.bit_generator)())
+    while True:
+        lots.bit_generator.state = learner.rng.bit_generator.state
+        left = learner.episodes_left
+        batch = learner.next_batch()
+        if batch is None:
+            break
+        drawn = lots.random((C.policies, *mdp.rewards.shape))
+        smallest = smallest_try(math.sqrt(learner.noise))
+        users = float(batch.users)
+        policies, shares, asked = reference.plan(
+            users, left - users, learner.noise, learner.noise_each, smallest, drawn
+        )
+        ours = _merged(policies.astype(np.int32), shares / users)
+        where = f"batch {batch.index}"
+        np.testing.assert_array_equal(ours.policies, batch.mixture.policies, err_msg=where)
+        np.testing.assert_allclose(ours.weights, batch.mixture.weights, err_msg=where)
+        np.testing.assert_array_equal(asked, batch.query.asked, err_msg=where)
+        release = privatizer.release(population.play(batch))
+        learner.observe(release)
+        reference.learn(release)
+        np.testing.assert_allclose(reference.p[:-1].ravel(), learner.model.probabilities, atol=1e-9)
+    assert learner.batches_observed > 5
