@@ -3,8 +3,8 @@
 What was measured is kept in docs/figures.json, each part with its date, its seeds and the commit of the sources. In a
 page `<!-- PART: NAME -->` stands before a number, `<!-- PART: A / B -->` before a ratio, never at the beginning of a
 line (that would end the paragraph), and `<!-- table NAME -->` before a table; `--pages` measures nothing and writes
-those anew. Runs are kept in out/figures, and one that was stopped goes on. A test compares pages with the file, and the
-first seed of it with what the code gives now.
+those and the README's picture anew. Runs are kept in out/figures, and one that was stopped goes on. A test compares
+pages with the file, and the first seed of it with what the code gives now.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from shufflerl.experiments import store, suite, tuning
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.engine import run_cells
+from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import FULL, Family, Runs, family, lost_at_random, mdp_of
 from shufflerl.experiments.figures.lines import DELTA, LINES, OPTIMISTIC, OPTIMISTIC_FREE
 from shufflerl.experiments.figures.suite import times_over
@@ -36,6 +37,7 @@ from shufflerl.experiments.suite.analysis import CHAMPION, STRICT
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "figures.json"
+PICTURE = ROOT / "docs" / "images" / "reproduce.svg"
 RUNS = Path("out/figures")
 ENV, EPISODES, LONG = "riverswim", 20_000, 1_000_000
 EPSILONS = (0.1, 0.5, 1.0, 5.0)
@@ -237,6 +239,28 @@ def written(page: str, figures: dict[str, Any]) -> str:
     return page.rstrip("\n") + "\n"
 
 
+def picture(figures: dict[str, Any]) -> None:
+    """Draw what every line loses on RiverSwim at each budget."""
+    from shufflerl.plots import save_figure
+
+    values = figures["riverswim"]["values"]
+    drawing, (axes,) = style.panels(height=4.4)
+    for line in LINES:
+        own = [values[name_of(family(line, ENV, epsilon, EPISODES))] for epsilon in EPSILONS]
+        mean, low, high = ([each[key] for each in own] for key in ("mean", "low", "high"))
+        style.estimates(axes, line, EPSILONS, mean, low, high, **({} if line.private else {"marker": ""}))
+    never = values["never learning"]["mean"]
+    axes.axhline(never, color=style.INK, linewidth=1, linestyle=(0, (1, 2)), label="never learning")
+    axes.set(xscale="log", yscale="log", xlabel="privacy budget ε (smaller is more private)", xticks=EPSILONS)
+    axes.set(ylabel=f"expected regret after {EPISODES:,} episodes", ylim=(None, 1.5 * never))
+    axes.set_title(f"RiverSwim, {len(SEEDS)} seeds, bars: 95% interval of the mean")
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter("{x:g}")
+    style.thousands(axes.yaxis)
+    style.legend_below(drawing, axes, 3)
+    save_figure(drawing, PICTURE)
+
+
 def pages() -> list[Path]:
     """Where figures may stand."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -264,6 +288,7 @@ def main() -> None:
         when = {"measured": datetime.date.today().isoformat(), "commit": commit}
         figures[part] = when | PARTS[part]()
         FILE.write_text(json.dumps(figures, indent=1) + "\n")
+    picture(figures)
     for page in pages():
         if (now := written(was := page.read_text(), figures)) != was:
             page.write_text(now)

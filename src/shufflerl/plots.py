@@ -102,7 +102,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(partial, format=path.suffix.lstrip("."), dpi=160)
+        kind = path.suffix.lstrip(".")
+        figure.savefig(partial, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
         partial.replace(path)
     except OSError as reason:
         raise InvalidInputError(f"Cannot write {path}: {reason.strerror}. Choose another place.") from None

@@ -72,12 +72,24 @@ def curve(axes: Axes, line: Line, x: FloatArray, curves: FloatArray) -> None:
 
 def means(axes: Axes, line: Line, x: Sequence[float], values: Sequence[FloatArray], **more: Any) -> None:
     """A marker at the mean of each group of values, with its 95% interval."""
-    estimates = [interval(own) for own in values]
-    mean = np.array([estimate.mean for estimate in estimates])
-    low = np.array([estimate.mean if estimate.low is None else estimate.low for estimate in estimates])
-    high = np.array([estimate.mean if estimate.high is None else estimate.high for estimate in estimates])
+    found = [interval(own) for own in values]
+    low = [own.mean if own.low is None else own.low for own in found]
+    high = [own.mean if own.high is None else own.high for own in found]
+    estimates(axes, line, x, [own.mean for own in found], low, high, **more)
+
+
+def estimates(
+    axes: Axes,
+    line: Line,
+    x: Sequence[float],
+    mean: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    **more: Any,
+) -> None:
+    """A marker at each mean, with its interval."""
     # Rounding may put a bound of a constant on the wrong side of its mean by a hair.
-    errors = np.maximum([mean - low, high - mean], 0)
+    errors = np.maximum([np.subtract(mean, low), np.subtract(high, mean)], 0)
     drawn: dict[str, Any] = {"marker": line.marker, "capsize": 2.5} | look(line) | more
     axes.errorbar(x, mean, yerr=errors, **drawn)
 
