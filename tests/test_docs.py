@@ -78,6 +78,23 @@ def _has_every_command(site: Path) -> None:
     assert [name for name in names if f">shufflerl {name}<" not in page] == []
 
 
+def test_the_readme_says_where_to_find_it() -> None:
+    """Every function of its table is defined in the file that it links, and nothing of the code is off its map."""
+    find_it, map_of_code = re.split(r"\n## (?:Find it|Map of the code)\n", (ROOT / "README.md").read_text())[1:]
+    links = re.findall(r"\[`([\w.]+)`\]\(src/(\S+)\.py\)", find_it)
+    assert len(links) >= 12
+    for name, path in links:
+        owner: Any = importlib.import_module(path.replace("/", "."))
+        for part in name.split(".") if name != path.rpartition("/")[2] else ():
+            assert part in vars(owner), f"{path}.py does not define {name}"
+            owner = vars(owner)[part]
+    source = ROOT / "src" / "shufflerl"
+    here = {*source.iterdir(), *(source / "network").iterdir()} - {source / "network"}
+    here = {path for path in here if path.suffix in ("", ".py") and not re.search("__|_kernels", path.name)}
+    linked = {ROOT / path for path in re.findall(r"\]\((src/\S+)\)", map_of_code)}
+    assert here <= linked, here - linked
+
+
 def test_every_page_is_in_the_navigation() -> None:
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     pages = {page for page in pages if not page.startswith("errors/")} | {"errors/index.md", "reference/cli.md"}

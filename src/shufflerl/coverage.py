@@ -3,7 +3,7 @@
 Fine exploration wants the mixture π that minimises, over the policies μ of a set, the largest sum over (h, x, a) of
 d^μ / d^π, where d are the probabilities of being at (h, x) and taking a. The paper's lemma on coverage (Lemma 1 of
 Zhang et al. 2022) says that at the optimum this is the number of triples some policy can reach, and that the optimum
-maximises the sum of log d^π. It is a mixture of deterministic policies (DESIGN, correction 6), found here by
+maximises the sum of log d^π. It is a mixture of deterministic policies (docs/corrections.md, 6), found here by
 Frank-Wolfe: the policy to add is the best one for the reward 1/d^π, and its value is the worst-case coverage itself,
 so every answer comes with its certificate.
 """

@@ -25,7 +25,7 @@ def optimal_q(transitions: FloatArray, rewards: FloatArray) -> FloatArray:
 def greedy(q: FloatArray, rng: np.random.Generator) -> PolicyArray:
     """A policy greedy for Q, ties broken uniformly at random.
 
-    Index order would silently favour low actions, which on some environments are the good ones (DESIGN, correction 9).
+    Index order would favour low actions, which on some environments are the good ones (docs/corrections.md, 9).
     """
     best = q == q.max(axis=-1, keepdims=True)
     choice: PolicyArray = np.where(best, rng.random(q.shape), -1.0).argmax(axis=-1).astype(np.int32)

@@ -1,1 +1,1 @@
-"""Where privacy lives: noise laws, protocol, accounting, certificate, ledger and audit."""
+"""Where privacy lives: mechanism, accounting, sizing, protocol, certificate, ledger and audit."""
