@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shufflerl.experiment import Run, Setting
-    from shufflerl.learners.stages import StageRecord
     from shufflerl.privacy.audit import System
 
 app = typer.Typer(
@@ -151,7 +150,7 @@ def run(
     else:
         _print_summary(figures)
         if trace or explain:
-            _print_stages(runs[0].trace, table=trace, words=explain)
+            _print_stages(runs[0].records, table=trace, words=explain)
     if plot is not None:
         typer.echo(f"Figure saved to {plot}", err=as_json)
 
@@ -360,11 +359,13 @@ def _print_summary(figures: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def _print_stages(stages: list[StageRecord], *, table: bool, words: bool) -> None:
+def _print_stages(records: list[dict[str, Any]], *, table: bool, words: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from shufflerl.learners.stages import StageRecord
+
+    console, stages = Console(), [StageRecord(**record) for record in records]
     if not stages:
         console.print("\nThis learner does not proceed in stages; there is nothing to trace.")
         return

@@ -15,7 +15,6 @@ from shufflerl import checks, envs, learners, privatizers
 from shufflerl.compiling import compiler_clock
 from shufflerl.counts import CountQuery
 from shufflerl.history import History
-from shufflerl.learners.stages import StageRecord
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP
 from shufflerl.population import CountPopulation, Population, TrajectoryPopulation
@@ -46,13 +45,13 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One seed's run; `seconds` is the time it took to learn, without compilation."""
+    """One seed's run; `records` are its learner's, `seconds` how long it learned, without compilation."""
 
     seed: int
     optimal_value: float | None
     history: History
     certificate: Certificate | None
-    trace: list[StageRecord]
+    records: list[dict[str, Any]]
     seconds: float
 
 
@@ -99,7 +98,7 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
     with compiler_clock() as compiling:
         history = learn(made.learner, made.population, made.privatizer, progress=progress)
         seconds = time.perf_counter() - began - compiling()
-    return Run(seed, made.optimal_value, history, made.certificate, made.learner.trace, seconds)
+    return Run(seed, made.optimal_value, history, made.certificate, made.learner.records, seconds)
 
 
 def run_seeds(
@@ -143,6 +142,6 @@ def summary(setting: Setting, runs: list[Run]) -> dict[str, Any]:
         "switches": {"mean": float(np.mean([run.history.switches for run in runs]))},
         "optimal_value": float(np.mean(optima)) if known else None,
         "certificate": None if runs[0].certificate is None else runs[0].certificate.as_dict(),
-        "trace": [record.as_dict() for record in runs[0].trace] or None,
+        "trace": runs[0].records or None,
         "seconds": sum(run.seconds for run in runs),
     }

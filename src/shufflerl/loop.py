@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from shufflerl.learners.base import Learner
 from shufflerl.mdp import MDP, Problem
 from shufflerl.population import Population
 from shufflerl.privatizers.base import Privatizer
+from shufflerl.registry import Entry
 
 #: Called with (episodes played, episodes in all) as learning goes on.
 Progress = Callable[[int, int], None]
@@ -27,10 +28,18 @@ class Stretch(Protocol):
         """Play at most `most` episodes: the policies[t, h, x] that were deployed and their true values."""
 
 
+@runtime_checkable
+class Stretching(Protocol):
+    """A learner that would spend its time between batches, and names what plays many of them at once."""
+
+    compiled_loop: ClassVar[Entry]
+
+
 def stretch_of(learner: Learner, population: Population, privatizer: Privatizer) -> Stretch | None:
     """What plays the learner's next batches at once, if there is such a thing for these three."""
-    found = learner.compiled_loop
-    stretch: Stretch | None = None if found is None else found.load()(learner, population, privatizer)
+    if not isinstance(learner, Stretching):
+        return None
+    stretch: Stretch | None = learner.compiled_loop.load()(learner, population, privatizer)
     return stretch
 
 

@@ -157,6 +157,23 @@ def test_fine_exploration_covers_and_its_auxiliary_reaches_every_pair() -> None:
     assert all(ratio is not None and ratio <= 1.05 + 1e-9 for ratio in ratios)
 
 
+@pytest.mark.parametrize("policies", ["product", "enumerated"])
+def test_details_tell_what_is_done_and_left(policies: str) -> None:
+    mdp = random_mdp(3, horizon=3, states=3, actions=2, start=0)
+    learner = SDPPE(mdp.problem(2000), 0, constants="paper", policies=policies)
+    privatizer, population = privatizers.make("none", learner, seed=0), CountPopulation(mdp, 0)
+    while (batch := learner.next_batch()) is not None:
+        learner.observe(privatizer.release(population.play(batch)))
+        told = learner.view().details
+        assert told["stages"] == (len(learner.trace), len(learner.stages))
+        assert 0 <= told["log2_policies"] <= 9
+        assert ("actions" in told) == (policies == "product")
+        if "actions" in told:
+            assert np.shape(told["actions"]) == (3, 3)
+            assert np.log2(told["actions"]).sum() == pytest.approx(told["log2_policies"])
+    assert told["stages"][0] == told["stages"][1]
+
+
 def test_the_trace_tells_every_stage() -> None:
     mdp = _riverswim()
     history, learner = _run(mdp, 20_000, 1, 5.0)

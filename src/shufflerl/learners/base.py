@@ -7,7 +7,7 @@ next and is handed the release that answers it. What drives it may be a simulati
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from shufflerl import state
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
-from shufflerl.learners.stages import StageRecord
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.registry import Entry
 from shufflerl.seeding import Seed, stream
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
@@ -29,8 +27,8 @@ class Told:
     """A dataclass of plain Python, whatever its numbers were computed with: encoders refuse those of NumPy."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]
-            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
+        for one in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, one.name, _plain(getattr(self, one.name)))
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,11 @@ class Estimate(Told):
 class View(Told):
     """What a learner can tell of itself to people. It follows from releases alone, so telling it costs no privacy.
 
-    What a learner does not have, or does not know yet, is None: `estimate`; `stages`, those done and all; of a learner
-    that eliminates `log2_policies`, how many policies are left, and `actions[h][x]`, how many actions.
+    `estimate` is None where it is not known (yet); `details` are the learner's own, by names that it documents.
     """
 
     estimate: Estimate | None = None
-    stages: tuple[int, int] | None = None
-    log2_policies: float | None = None
-    actions: list[list[int]] | None = None
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class Learner(ABC):
@@ -73,8 +68,6 @@ class Learner(ABC):
     name: ClassVar[str]
     #: True for a learner that reads only the running sum of all releases: continual counting then serves it best.
     reads_running_sums: ClassVar[bool] = False
-    #: Plays many batches of one user each at once, for a learner that would spend its time between them.
-    compiled_loop: ClassVar[Entry | None] = None
 
     def __init__(self, problem: Problem, seed: Seed, **parameters: Any) -> None:
         if not isinstance(problem, Problem):
@@ -87,7 +80,6 @@ class Learner(ABC):
         self.rng = stream(seed, "learner")
         self.episodes_played = 0
         self.batches_observed = 0
-        self.trace: list[StageRecord] = []  # of a learner that proceeds in stages: what happened in each
         self.deployed: Mixture | None = None  # what the last answered batch played
         self._waiting: Batch | None = None
 
@@ -109,6 +101,11 @@ class Learner(ABC):
     def playing(self) -> Mixture | None:
         """What users are given now: in the batch that waits, or else what the last one played."""
         return self.deployed if self._waiting is None else self._waiting.mixture
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """What happened so far, one record after the other, as JSON values; none unless the learner keeps them."""
+        return []
 
     @property
     @abstractmethod
@@ -203,6 +200,8 @@ class Learner(ABC):
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
     return type(value)(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 

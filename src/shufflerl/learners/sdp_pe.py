@@ -108,6 +108,7 @@ class SDPPE(Learner):
             )
         super().__init__(problem, seed, **options, **numbers)
         self.start: FloatArray = problem.start
+        self.trace: list[StageRecord] = []  # of the stages done
         self._commits = options["last_stage"] == "commit"
         self.stages = stage_users(problem.episodes, options["first"], options["base"], self._commits)
         self._crude_steps = problem.horizon - 1 if options["memory"] == "forget" else 0
@@ -129,6 +130,11 @@ class SDPPE(Learner):
     def most_batches(self) -> int:
         """One per step of crude exploration and one of fine exploration, in every stage."""
         return len(self.stages) * (self._crude_steps + 1)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """One per stage done: a `StageRecord` as values by name."""
+        return [record.as_dict() for record in self.trace]
 
     @property
     def _stage(self) -> int:
@@ -218,13 +224,18 @@ class SDPPE(Learner):
             self._begin_stage()
 
     def view(self) -> View:
-        """Stages, what is left of the policy set, and the estimated value of the best policy so far."""
-        return View(
-            estimate=self.radius.estimate(),
-            stages=(self._stage, len(self.stages)),
-            log2_policies=self.policies.log2_size,
-            actions=self.policies.allowed.sum(axis=-1).tolist() if isinstance(self.policies, ProductSet) else None,
-        )
+        """The estimated value of the best policy so far, and as details what is done and what is left.
+
+        `stages`: those done, and all. `log2_policies`: how many policies are left. `actions[h][x]`: how many actions
+        are, if the policy set is a product.
+        """
+        details: dict[str, Any] = {
+            "stages": (self._stage, len(self.stages)),
+            "log2_policies": self.policies.log2_size,
+        }
+        if isinstance(self.policies, ProductSet):
+            details["actions"] = self.policies.allowed.sum(axis=-1)
+        return View(self.radius.estimate(), details)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         arrays = {f"policies.{name}": array for name, array in self.policies.memory().items()}
@@ -239,7 +250,7 @@ class SDPPE(Learner):
             "step": self._step,
             "best_value": self.radius.best_value,
             "radius": self.radius.last,
-            "trace": [record.as_dict() for record in self.trace],
+            "trace": self.records,
             "coverage_ratio": self._coverage_ratio,
         }
         return values, arrays | {name: array for name, array in optional.items() if array is not None}

@@ -34,7 +34,8 @@ class UCBVI(Learner):
 
     name: ClassVar[str] = "ucbvi"
     reads_running_sums: ClassVar[bool] = True
-    compiled_loop: ClassVar[Entry | None] = Entry("shufflerl.episodes:EpisodeStretch.if_possible", "one user per batch")
+    #: What `loop` plays instead of single batches where it can.
+    compiled_loop: ClassVar[Entry] = Entry("shufflerl.episodes:EpisodeStretch.if_possible", "one user per batch")
     #: The probability of failure that enters the bonus, which is of the theory's form but not with its constants.
     failure: ClassVar[float] = 0.05
 

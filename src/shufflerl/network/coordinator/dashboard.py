@@ -15,15 +15,15 @@ MAX_STATES, MAX_POINTS = 100, 200
 def learned(run: Coordinator) -> dict[str, Any]:
     """What the coordinator's page shows of the learner: it changes with every batch learned from."""
     learner, view, outcomes = run.learner, run.learner.view(), run.outcomes
-    problem = learner.problem
+    problem, details = learner.problem, view.details
     points = [{"batch": one["batch"], **one["estimate"]} for one in outcomes if one["estimate"] is not None]
     return {
         "batches": len(outcomes),
         "most_batches": learner.most_batches,
-        "stages": view.stages,
-        "log2_policies": view.log2_policies,
+        "stages": details.get("stages"),
+        "log2_policies": details.get("log2_policies"),
         "log2_all_policies": problem.horizon * problem.n_states * math.log2(problem.n_actions),
-        "decided": None if view.actions is None else sum(row.count(1) for row in view.actions),
+        "decided": sum(row.count(1) for row in details["actions"]) if "actions" in details else None,
         "switches": sum(one["switched"] for one in outcomes),
         "changed_actions": outcomes[-1]["changed_actions"] if outcomes else None,
         "estimate": None if view.estimate is None else asdict(view.estimate),
