@@ -92,9 +92,9 @@ def crude_exploration(
     for step, users in enumerate(split(length, h - 1)):  # line 1; nothing follows the last step (correction 8)
         if users == 0:  # fewer users than steps (correction 5)
             continue
-        explorers = explore(problem, policies, crude, step, rng)  # lines 3-5
-        auxiliary.append(explorers)
-        transitions, _, precision = privatizer(users, explorers, uniform(explorers), [step], [])  # lines 6-8
+        cover = explore(problem, policies, crude, step, rng)  # lines 3-5
+        auxiliary.append(cover)
+        transitions, _, precision = privatizer(users, cover, uniform(cover), [step], [])  # lines 6-8
         counts = private_counts(transitions[step], transitions[step].sum(axis=-1), precision)
         infrequent[step] = counts <= 6 * precision * h**2 * iota  # line 9, C_1 = 6
         crude[step] = estimate_transition(counts, infrequent[step])  # line 10
@@ -136,9 +136,9 @@ def fine_exploration(
     shares = np.concatenate([weights, uniform(auxiliary)]) / 2  # line 2: half of the users each
     steps = list(range(problem.horizon))
     transitions, rewards, precision = privatizer(users, played, shares, steps[:-1], steps)  # lines 3-4
-    followers, bits = problem.states, rewards.sum(axis=-1)
+    successors, bits = problem.states, rewards.sum(axis=-1)
     # Both families count every visit; the mean of least variance weighs each by the inverse of its own.
-    totals = (2 * transitions.sum(axis=-1) + followers * bits[:-1]) / (followers + 2)
+    totals = (2 * transitions.sum(axis=-1) + successors * bits[:-1]) / (successors + 2)
     refined, visits = np.zeros_like(crude), np.maximum(bits, 0.0) + precision / 2
     for step in steps[:-1]:  # lines 5-8
         counts = private_counts(transitions[step], totals[step], precision)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shufflerl.counts import Batch, Counter, CountQuery, Counts, Release, Trajectories
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.mdp import MDP, Mixture
-from shufflerl.noise import Silent
+from shufflerl.noise import NoNoise
 from shufflerl.population import TrajectoryPopulation
 from tests.support.examples import full_batch, mdps, random_mdp, random_mixture
 
@@ -168,7 +168,7 @@ def test_what_was_asked_for_in_full_is_not_copied() -> None:
     mdp = random_mdp(0)
     batch = full_batch(mdp, 5)
     given = np.arange(float(batch.query.size))
-    release = Release(batch, given, Silent(), 0.0)
+    release = Release(batch, given, NoNoise(), 0.0)
     assert release.values is given
     assert all(np.shares_memory(table, given) for table in release.tables)
     with pytest.raises(ValueError, match="read-only"):
@@ -184,11 +184,11 @@ def test_trajectories_that_are_no_arrays_of_numbers_are_refused(states: object) 
 def test_a_release_must_answer_the_batch_that_waits() -> None:
     mdp = random_mdp(0)
     batch, other = full_batch(mdp, 5), full_batch(mdp, 5, index=1)
-    release = Release(batch, np.zeros(batch.query.size), Silent(), 0.0)
+    release = Release(batch, np.zeros(batch.query.size), NoNoise(), 0.0)
     release.check_answers(full_batch(mdp, 5))
     with pytest.raises(ContractError, match="answers batch 0"):
         release.check_answers(other)
     with pytest.raises(ContractError, match="No batch is waiting"):
         release.check_answers(None)
     with pytest.raises(InvalidInputError, match="released values"):
-        Release(batch, np.zeros(3), Silent(), 0.0)
+        Release(batch, np.zeros(3), NoNoise(), 0.0)

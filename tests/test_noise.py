@@ -14,12 +14,12 @@ from scipy import stats
 
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise, reach
+from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, NoNoise, PoissonNoise, UnaryNoise, reach
 
 Lattice = PoissonNoise | BinomialNoise
 
 LAWS: list[Noise] = [
-    Silent(),
+    NoNoise(),
     PoissonNoise(0.3),
     PoissonNoise(33.3),
     PoissonNoise(1e15),

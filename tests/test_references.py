@@ -59,7 +59,7 @@ class Recorded(SDPPE):
 @pytest.mark.parametrize(("horizon", "states", "actions"), [(1, 1, 4), (2, 2, 3), (3, 2, 2), (4, 2, 2)])
 def test_sdp_pe_with_the_papers_constants(horizon: int, states: int, actions: int, epsilon: float | None) -> None:
     """On the library's releases: the same users and counters are asked, the same tuples are infrequent, the crude model
-    and the radius are the same, the same policies go. Where ties are drawn, explorers reach as far."""
+    and the radius are the same, the same policies go. Where ties are drawn, policy covers reach as far."""
     mdp = random_mdp(horizon, horizon=horizon, states=states, actions=actions)
     episodes = 10**13
     learner = Recorded(mdp.problem(episodes), 3, constants="paper")
@@ -82,7 +82,7 @@ def test_sdp_pe_with_the_papers_constants(horizon: int, states: int, actions: in
         assert (release.batch.users, query.transition_steps) == (users, tuple(transition_steps))
         assert query.reward_steps == tuple(reward_steps)
         assert weights.sum() == pytest.approx(1.0)
-        if not reward_steps:  # crude exploration, by the library's explorers and by these
+        if not reward_steps:  # crude exploration, by the library's policy cover and by these
             model = learner.crude[stage_of(release)].copy()
             model[transition_steps[0] :] = 0.0
             ours, theirs = (

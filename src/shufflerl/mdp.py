@@ -245,10 +245,10 @@ class Mixture:
         """The same deterministic policy for everyone."""
         return cls(checks.plain("policy", policy)[None], [1.0])
 
-    def likeliest(self) -> tuple[PolicyArray, FloatArray]:
+    def modal_policy(self) -> tuple[PolicyArray, FloatArray]:
         """The action[h, x] that most users are told to take there, the lowest of equals, and the share[h, x] of those.
 
-        >>> Mixture([[[0, 1]], [[1, 1]]], [0.25, 0.75]).likeliest()
+        >>> Mixture([[[0, 1]], [[1, 1]]], [0.25, 0.75]).modal_policy()
         (array([[1, 1]], dtype=int32), array([[0.75, 1.  ]]))
         """
         actions = range(int(self.policies.max()) + 1)

@@ -24,7 +24,7 @@ from shufflerl.estimation import PrivateCounts, consistency, consistent, precisi
 from shufflerl.estimation.consistency import nearest, raised
 from shufflerl.estimation.rows import Terms, chernoff, joint_bound, successors, sums, tail, visit_terms
 from shufflerl.mdp import MDP
-from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent
+from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, NoNoise, PoissonNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian
 from shufflerl.privatizers.base import Service
@@ -61,7 +61,7 @@ QUERIES = {
 def test_exact_counts_give_exact_visits() -> None:
     for batch in QUERIES.values():
         counts = CountPopulation(RIVER if batch.query.horizon == 6 else random_mdp(8, 4, 4, sparse=True), 1).play(batch)
-        estimate = visits(released(counts, Silent(), np.random.default_rng(0))).estimate
+        estimate = visits(released(counts, NoNoise(), np.random.default_rng(0))).estimate
         transitions, rewards = batch.query.scatter(counts.values.astype(float))
         for step in range(batch.query.horizon):
             if step in batch.query.transition_steps:
@@ -195,14 +195,14 @@ def test_precision_falls_with_failure_and_grows_with_noise() -> None:
 
 def test_precision_is_at_least_one_without_privacy() -> None:
     for batch in QUERIES.values():
-        assert precision(Silent(), batch.query, FAILURE) == 1.0
+        assert precision(NoNoise(), batch.query, FAILURE) == 1.0
     assert precision(GaussianNoise(1e-6), QUERIES["everything"].query, FAILURE) == 1.0
 
 
 @pytest.mark.parametrize("failure", [0.0, 1.0, -0.1, math.nan, "often"])
 def test_bad_failures_are_refused(failure: float) -> None:
     with pytest.raises(InvalidInputError, match="failure"):
-        precision(Silent(), QUERIES["everything"].query, failure)
+        precision(NoNoise(), QUERIES["everything"].query, failure)
 
 
 # --- The paper's program ---------------------------------------------------------------------------------------------
@@ -479,8 +479,8 @@ def test_planted_faults_are_caught() -> None:
 
 
 def test_without_privacy_counts_are_exact_up_to_the_added_half() -> None:
-    for counts, release in runs(FULL, Silent(), 20):
-        private = consistent(release, precision(Silent(), FULL.query, FAILURE))
+    for counts, release in runs(FULL, NoNoise(), 20):
+        private = consistent(release, precision(NoNoise(), FULL.query, FAILURE))
         assert not shortcomings(counts, private)
         transitions, rewards = FULL.query.scatter(counts.values.astype(np.float64))
         np.testing.assert_allclose(private.visits, rewards.sum(axis=-1) + 0.5, rtol=1e-12)
@@ -548,4 +548,4 @@ def test_private_counts_cannot_be_changed() -> None:
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.inf, math.nan])
 def test_bad_precisions_are_refused(limit: float) -> None:
     with pytest.raises(InvalidInputError, match="precision"):
-        consistent(next(runs(FULL, Silent(), 1))[1], limit)
+        consistent(next(runs(FULL, NoNoise(), 1))[1], limit)

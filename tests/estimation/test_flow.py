@@ -15,7 +15,7 @@ from shufflerl.errors import ContractError
 from shufflerl.estimation.flow import conserve
 from shufflerl.estimation.model import Evidence
 from shufflerl.mdp import MDP, Mixture
-from shufflerl.noise import GaussianNoise, PoissonNoise, Silent
+from shufflerl.noise import GaussianNoise, NoNoise, PoissonNoise
 from shufflerl.population import CountPopulation
 from tests.support.examples import mdps, random_mdp, random_mixture
 
@@ -26,7 +26,7 @@ def _release(
     batch = Batch(0, users, mixture, query or CountQuery.everything(mdp.problem(users)))
     counts = CountPopulation(mdp, seed).play(batch).values.astype(np.float64)
     if sd == 0:
-        return Release(batch, counts, Silent(), 0.0), counts
+        return Release(batch, counts, NoNoise(), 0.0), counts
     noise = GaussianNoise(sd)
     return Release(batch, counts + noise.sample(np.random.default_rng(seed), counts.size), noise, sd**2), counts
 
@@ -354,8 +354,8 @@ def test_stated_errors_cover_the_errors_made() -> None:
         for part in range(4):
             evidence.add(_release(mdp, 3000, random_mixture(mdp, 4, part), 15.0, 10 * seed + part)[0])
         model = evidence.model()
-        sure = model.known & (model.noise < 0.01)
-        variance = model.sampling * mdp.rewards * (1 - mdp.rewards) + 0.5 * model.noise
+        sure = model.known & (model.noise_variance < 0.01)
+        variance = model.inverse_ess * mdp.rewards * (1 - mdp.rewards) + 0.5 * model.noise_variance
         scores.append((((model.rewards - mdp.rewards) ** 2) / variance)[sure])
     mean = np.concatenate(scores).mean()
     assert 0.5 < mean < 1.2

@@ -109,22 +109,22 @@ Fine = tuple[SDPPE, Batch, Design, list[tuple[int, PolicyArray]]]
 
 
 def _fine_batches(monkeypatch: pytest.MonkeyPatch, mdp: MDP, episodes: int, **options: Any) -> Iterator[Fine]:
-    """The batches that deploy a design, with it and the explorers of their stage by step, before they are answered."""
+    """The batches that deploy a design, with it and their stage's policy covers by step, before they are answered."""
     designs: list[Design] = []
     explored: list[tuple[int, PolicyArray]] = []
-    explorers = PolicySet.explorers
+    policy_cover = PolicySet.policy_cover
 
     def design(*args: Any, **kwargs: Any) -> Design:
         designs.append(coverage_design(*args, **kwargs))
         return designs[-1]
 
     def explore(self: PolicySet, model: FloatArray, start: FloatArray, step: int, rng: np.random.Generator) -> Any:
-        policies, reach = explorers(self, model, start, step, rng)
+        policies, reach = policy_cover(self, model, start, step, rng)
         explored.append((step, policies))
         return policies, reach
 
     monkeypatch.setattr(sdp_pe, "coverage_design", design)
-    monkeypatch.setattr(PolicySet, "explorers", explore)
+    monkeypatch.setattr(PolicySet, "policy_cover", explore)
     learner = SDPPE(mdp.problem(episodes), 0, **options)
     population, privatizer = CountPopulation(mdp, 0), privatizers.make("none")
     while (batch := learner.next_batch()) is not None:

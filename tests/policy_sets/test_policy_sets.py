@@ -70,10 +70,10 @@ def check_oracles(
     chances = taken(visit_probabilities(transitions, start, inside), inside, actions)
     assert (found.reachable(transitions, start) == (chances > 0).any(axis=0)).all()
     for step in range(found.horizon):
-        explorers, reach = found.explorers(transitions, start, step, rng)
-        assert found.contains(explorers).all()
+        cover, reach = found.policy_cover(transitions, start, step, rng)
+        assert found.contains(cover).all()
         np.testing.assert_allclose(reach, chances[:, step].max(axis=0), atol=1e-14)
-        theirs = taken(visit_probabilities(transitions, start, explorers), explorers, actions)[:, step]
+        theirs = taken(visit_probabilities(transitions, start, cover), cover, actions)[:, step]
         theirs = theirs.reshape(found.n_states, actions, found.n_states, actions)
         np.testing.assert_allclose(np.einsum("xaxa->xa", theirs), reach, atol=1e-14)
     assert 2**found.log2_size == pytest.approx(len(inside))
@@ -98,7 +98,7 @@ def test_enumerated_is_brute_force_through_several_eliminations(
         found = found.eliminate(*model, start, margin)
         left &= values > values[left].max() - margin
         assert (found.contains(policies) == left).all()
-        again = policy_sets.restore("enumerated", found.memory(), *shape, start if known_start else None)
+        again = policy_sets.restore("enumerated", found.state(), *shape, start if known_start else None)
         assert (again.contains(policies) == left).all()
         assert again.log2_size == found.log2_size
 
@@ -120,8 +120,8 @@ def test_product_is_brute_force_on_any_allowed_actions(seed: int, shape: tuple[i
     smaller = found.eliminate(*model, start, margin)
     assert isinstance(smaller, ProductSet)
     assert (smaller.allowed == (kept[..., None] == np.arange(shape[2])).any(axis=0)).all()
-    again = policy_sets.restore("product", smaller.memory(), *shape)
-    assert (again.memory()["allowed"] == smaller.allowed).all()
+    again = policy_sets.restore("product", smaller.state(), *shape)
+    assert (again.state()["allowed"] == smaller.allowed).all()
 
 
 @given(seed=seeds, shape=shapes)
@@ -176,9 +176,9 @@ def test_riverswim_with_all_its_policies() -> None:
 
 def distinct_policies(found: policy_sets.PolicySet) -> PolicyArray:
     """The policies an enumerated set tells apart, from what it saves."""
-    memory = found.memory()
-    cells = memory["cells"]
-    codes = np.flatnonzero(np.unpackbits(memory["active"], count=found.n_actions ** int(cells.sum())))
+    saved = found.state()
+    cells = saved["cells"]
+    codes = np.flatnonzero(np.unpackbits(saved["active"], count=found.n_actions ** int(cells.sum())))
     policies = np.zeros((len(codes), *cells.shape), dtype=np.int32)
     policies[:, cells] = codes[:, None] // found.n_actions ** np.arange(cells.sum()) % found.n_actions
     assert found.contains(policies).all()
@@ -258,7 +258,7 @@ def test_explorers_act_at_random_where_it_does_not_matter(kind: str) -> None:
     mdp = riverswim(rng)
     found = policy_sets.make(kind, 6, 4, 2).eliminate(mdp.transitions, mdp.rewards, mdp.start, 0.4)
     absorbed = np.zeros_like(mdp.transitions)
-    policies = np.concatenate([found.explorers(absorbed, mdp.start, 0, rng)[0] for _ in range(300)])
+    policies = np.concatenate([found.policy_cover(absorbed, mdp.start, 0, rng)[0] for _ in range(300)])
     assert found.contains(policies).all()
     # The last state cannot be reached in two steps, so nothing was eliminated there.
     check_uniform(np.bincount(policies[:, 1, 3], minlength=2))
@@ -307,7 +307,7 @@ def test_without() -> None:
         full.allowed[0, 0, 0] = False
 
 
-def spoiled_memories() -> list[tuple[str, dict[str, Any]]]:
+def spoiled_states() -> list[tuple[str, dict[str, Any]]]:
     cells: BoolArray = np.ones((2, 2), dtype=bool)
     return [
         ("product", {}),
@@ -320,8 +320,8 @@ def spoiled_memories() -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-@pytest.mark.parametrize(("kind", "arrays"), spoiled_memories())
-def test_memories_of_something_else_are_refused(kind: str, arrays: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("kind", "arrays"), spoiled_states())
+def test_states_of_something_else_are_refused(kind: str, arrays: dict[str, Any]) -> None:
     with pytest.raises(StateMismatchError, match="restore them into the problem they were saved for"):
         policy_sets.restore(kind, arrays, 2, 2, 2)
 
@@ -343,7 +343,7 @@ def test_bad_input(kind: str) -> None:
     with pytest.raises(InvalidInputError, match="start sums to"):
         found.reachable(transitions, start / 2)
     with pytest.raises(InvalidInputError, match="step is 3"):
-        found.explorers(transitions, start, 3, rng)
+        found.policy_cover(transitions, start, 3, rng)
     with pytest.raises(InvalidInputError, match="policies has shape"):
         found.contains(np.zeros((3, 2), dtype=np.int32))
     with pytest.raises(InvalidInputError, match=r"outside 0\.\.1"):

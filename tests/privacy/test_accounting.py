@@ -23,7 +23,7 @@ from shufflerl import privatizers
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
 from shufflerl.learners.ucbvi import UCBVI
-from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise
+from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, NoNoise, PoissonNoise, UnaryNoise
 from shufflerl.privacy import accounting
 from shufflerl.privacy.accounting import (
     NUMERIC_FLOOR,
@@ -231,7 +231,7 @@ def test_gaussian_delta_keeps_its_digits_far_out() -> None:
 
 
 def test_no_noise_is_no_privacy() -> None:
-    loss = privacy_loss(Silent(), 2)
+    loss = privacy_loss(NoNoise(), 2)
     assert loss.epsilon(0.5) == math.inf
     assert loss.delta(100.0) == 1.0
     # Noise that hardly ever comes hides as little.
@@ -389,7 +389,7 @@ def test_bad_deltas_are_refused(delta: float) -> None:
 @pytest.mark.parametrize("changed", [0, 1, 3, -2, 2.0, True])
 def test_odd_changes_are_refused(changed: int) -> None:
     asked: list[Callable[[], object]] = [
-        lambda: privacy_loss(Silent(), changed),
+        lambda: privacy_loss(NoNoise(), changed),
         lambda: privacy_loss(PoissonNoise(30.0), changed),
         lambda: calibrate(Budget(1.0, DELTA), changed),
         lambda: calibrate_gaussian(Budget(1.0, DELTA), changed),
@@ -657,4 +657,4 @@ def test_special_functions_are_as_precise_as_the_accountant_takes_them_to_be() -
 
 
 def test_a_loss_is_one_kind_of_value() -> None:
-    assert all(isinstance(privacy_loss(noise, 2), PrivacyLoss) for noise in [Silent(), *LOSSES])
+    assert all(isinstance(privacy_loss(noise, 2), PrivacyLoss) for noise in [NoNoise(), *LOSSES])

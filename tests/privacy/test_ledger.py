@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError, ShuffleRLError, StateMismatchError
-from shufflerl.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
+from shufflerl.noise import BinomialNoise, GaussianNoise, NoNoise, PoissonNoise, UnaryNoise
 from shufflerl.privacy import ledger as ledger_module
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, calibrate_unary, privacy_loss
 from shufflerl.privacy.ledger import Charge, Ledger
@@ -151,7 +151,7 @@ def test_every_law_comes_back_from_the_file(noise: PoissonNoise, tmp_path: Path)
 
 def test_what_cannot_be_accounted_cannot_be_charged() -> None:
     with pytest.raises(ContractError, match="not a law"):
-        Ledger("task", BUDGET).record("batch 0", Charge(Silent(), 2))
+        Ledger("task", BUDGET).record("batch 0", Charge(NoNoise(), 2))
 
 
 @settings(max_examples=30, deadline=None)

@@ -19,7 +19,7 @@ from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Counter, CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP, Problem
-from shufflerl.noise import BinomialNoise, GaussianNoise, PoissonNoise, Silent, UnaryNoise
+from shufflerl.noise import BinomialNoise, GaussianNoise, NoNoise, PoissonNoise, UnaryNoise
 from shufflerl.population import TrajectoryPopulation
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import paper_noise
@@ -227,7 +227,7 @@ def test_a_senseless_honest_fraction_is_refused(fraction: float) -> None:
         Protocol(QUERY, USERS, PoissonNoise(1.0), fraction)
 
 
-@pytest.mark.parametrize("noise", [GaussianNoise(2.0), Silent(), UnaryNoise(USERS, 3, 0.2), None])
+@pytest.mark.parametrize("noise", [GaussianNoise(2.0), NoNoise(), UnaryNoise(USERS, 3, 0.2), None])
 def test_noise_that_is_not_made_of_bits_is_refused(noise: Any) -> None:
     with pytest.raises(InvalidInputError, match="cannot be sent as bits; expected PoissonNoise or BinomialNoise"):
         Protocol(QUERY, USERS, noise)

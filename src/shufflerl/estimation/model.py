@@ -22,20 +22,20 @@ from shufflerl.mdp import Problem
 class Model:
     """Estimated transitions[h, x, a, x'] and rewards[h, x, a] of the `known` rows; other rows are zero.
 
-    A row estimated from weighted counts has error variance `sampling` times the variance of one user's outcome, plus
-    `noise` times the sum of squares that the privacy noise acts on.
+    A row estimated from weighted counts has error variance `inverse_ess` (one over its effective sample size) times the
+    variance of one user's outcome, plus `noise_variance` times the sum of squares that the privacy noise acts on.
     """
 
     transitions: FloatArray
     rewards: FloatArray
     known: BoolArray
-    sampling: FloatArray
-    noise: FloatArray
+    inverse_ess: FloatArray
+    noise_variance: FloatArray
 
     @property
     def arrays(self) -> tuple[FloatArray, FloatArray, BoolArray, FloatArray, FloatArray]:
         """Everything, in the order in which compiled functions take it."""
-        return self.transitions, self.rewards, self.known, self.sampling, self.noise
+        return self.transitions, self.rewards, self.known, self.inverse_ess, self.noise_variance
 
 
 class Evidence:
@@ -47,24 +47,25 @@ class Evidence:
         self.moves: FloatArray = np.zeros((problem.horizon - 1, *shape, problem.n_states))
         self.pays: FloatArray = np.zeros((problem.horizon, *shape, 2))
         self.visits: FloatArray = np.zeros((problem.horizon, *shape))
-        self.squared_visits: FloatArray = np.zeros((problem.horizon, *shape))  # sum of w^2 N, for the sampling error
-        self.noise: FloatArray = np.zeros(problem.horizon)  # sum of w^2 s^2: noise variance of a counter, by step
+        self.squared_visits: FloatArray = np.zeros((problem.horizon, *shape))  # sum of w^2 N
+        self.noise_variance: FloatArray = np.zeros(problem.horizon)  # sum of w^2 s^2: of a counter, by step
 
     def add(self, release: Release) -> None:
         """Take a release in."""
-        problem, query, noise = self._problem, release.batch.query, release.noise.variance
+        problem, query, noise_variance = self._problem, release.batch.query, release.noise.variance
         complete = query.touched_counters == 2 * problem.horizon - 1
         moves, pays = query.scatter(conserve(release, problem.start).values) if complete else release.tables
         visits = pays.sum(axis=-1)
         crude = [step for step in query.transition_steps if step not in query.reward_steps]
         visits[crude] = moves[crude].sum(axis=-1)
         expected = release.batch.users / (problem.n_states * problem.n_actions)
-        weight = expected / (expected + noise)
+        weight = expected / (expected + noise_variance)
         self.moves += weight * moves
         self.pays += weight * pays
         self.visits += weight * visits
         self.squared_visits += weight**2 * np.maximum(visits, 0.0)
-        self.noise[sorted({*query.transition_steps, *query.reward_steps})] += weight**2 * noise
+        asked = sorted({*query.transition_steps, *query.reward_steps})
+        self.noise_variance[asked] += weight**2 * noise_variance
 
     def model(self) -> Model:
         """What the evidence says.
@@ -72,7 +73,7 @@ class Evidence:
         A row is known once its visits stand out of their noise; cells and rewards below one deviation are taken for
         nothing, which keeps noise from inventing ways to where nobody was.
         """
-        deviation = np.sqrt(self.noise)[:, None, None]
+        deviation = np.sqrt(self.noise_variance)[:, None, None]
         known = self.visits > 0.5 * np.sqrt(self._problem.n_states) * deviation + 2.0
         cells = np.where(self.moves > deviation[:-1, ..., None], self.moves, 0.0)
         total = cells.sum(axis=-1, keepdims=True)
@@ -86,15 +87,15 @@ class Evidence:
             transitions=transitions,
             rewards=np.clip(rewards, 0.0, 1.0),
             known=known,
-            sampling=np.maximum(self.squared_visits, 1e-9) / visits**2,
-            noise=np.broadcast_to(deviation**2, visits.shape) / visits**2,
+            inverse_ess=np.maximum(self.squared_visits, 1e-9) / visits**2,
+            noise_variance=np.broadcast_to(deviation**2, visits.shape) / visits**2,
         )
 
-    def memory(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """The sums, by name."""
         return {name: value for name, value in vars(self).items() if name != "_problem"}
 
-    def recall(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Put the sums back."""
-        for name in self.memory():
+        for name in self.state():
             setattr(self, name, arrays[name])

@@ -19,7 +19,7 @@ from scipy import special
 from shufflerl import checks
 from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.counts import CountQuery, Release
-from shufflerl.noise import LARGEST_COUNT, BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, reach
+from shufflerl.noise import LARGEST_COUNT, BinomialNoise, GaussianNoise, Noise, NoNoise, PoissonNoise, reach
 
 #: A weighted sum of independent counters: (how many, weight of each) per family.
 Terms = tuple[tuple[int, float], ...]
@@ -47,18 +47,20 @@ def visits(release: Release) -> Visits:
 
     Both families: N = (2 S + D Y) / (D + 2), of variance 2 D s^2 / (D + 2). One family: its own sum, S or Y.
     """
-    query, noise = release.batch.query, release.noise.variance
+    query = release.batch.query
     transitions, rewards = release.tables
     moved = np.zeros(rewards.shape[:-1])
     moved[:-1] = transitions.sum(axis=-1)
     paid = rewards.sum(axis=-1)
-    followers = successors(query).astype(np.float64)
+    n_successors = successors(query).astype(np.float64)
     has_moves = _asked(query, query.transition_steps)
     has_pays = _asked(query, query.reward_steps)
     cases = [has_moves & has_pays, has_moves, has_pays]
-    estimate = np.select(cases, [(2 * moved + followers * paid) / (followers + 2), moved, paid], np.nan)
-    copies = np.select(cases, [2 * followers / (followers + 2), followers, np.full_like(followers, 2.0)], np.nan)
-    return Visits(checks.frozen(estimate), checks.frozen(copies * noise))
+    estimate = np.select(cases, [(2 * moved + n_successors * paid) / (n_successors + 2), moved, paid], np.nan)
+    copies = np.select(
+        cases, [2 * n_successors / (n_successors + 2), n_successors, np.full_like(n_successors, 2.0)], np.nan
+    )
+    return Visits(checks.frozen(estimate), checks.frozen(copies * release.noise.variance))
 
 
 def successors(query: CountQuery) -> IntArray:
@@ -80,7 +82,7 @@ def precision(noise: Noise, query: CountQuery, failure: float) -> float:
     >>> query = CountQuery.everything(Problem(horizon=6, n_states=4, n_actions=2, episodes=1))
     >>> round(precision(GaussianNoise(10.0), query, 0.05))
     166
-    >>> precision(Silent(), query, 0.05)
+    >>> precision(NoNoise(), query, 0.05)
     1.0
     """
     return _precision(noise, query, checks.real("failure", failure, above=0, below=1))
@@ -94,23 +96,23 @@ def _precision(noise: Noise, query: CountQuery, failure: float) -> float:
 def sums(query: CountQuery) -> Mapping[Terms, int]:
     """All that E speaks of, by kind, with how many there are of each: every counter and every estimate of N."""
     found = Tally({_COUNTER: query.size})
-    followers = successors(query)
+    n_successors = successors(query)
     for step in sorted({*query.transition_steps, *query.reward_steps}):
-        for number, rows in zip(*np.unique(followers[step], return_counts=True), strict=True):
+        for number, rows in zip(*np.unique(n_successors[step], return_counts=True), strict=True):
             found[visit_terms(int(number), rewards=step in query.reward_steps)] += int(rows)
     return found
 
 
-def visit_terms(followers: int, *, rewards: bool) -> Terms:
+def visit_terms(n_successors: int, *, rewards: bool) -> Terms:
     """The estimate of one N as a weighted sum of counters: D transitions (none: 0) and, where asked, two rewards."""
-    if followers and rewards:
-        return (followers, 2 / (followers + 2)), (2, followers / (followers + 2))
-    return ((2, 1.0),) if rewards else ((followers, 1.0),)
+    if n_successors and rewards:
+        return (n_successors, 2 / (n_successors + 2)), (2, n_successors / (n_successors + 2))
+    return ((2, 1.0),) if rewards else ((n_successors, 1.0),)
 
 
 def joint_bound(noise: Noise, wanted: Mapping[Terms, int], failure: float) -> float:
     """The smallest t, to a relative 1e-4, at which P(|sum| > t) added up over the wanted sums is within `failure`."""
-    if isinstance(noise, Silent):
+    if isinstance(noise, NoNoise):
         return 0.0
     if not isinstance(noise, GaussianNoise | PoissonNoise | BinomialNoise):
         # Its counters need not be independent: a sum is off by no more than its weights times the worst counter.

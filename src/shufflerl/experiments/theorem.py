@@ -26,7 +26,7 @@ from shufflerl.learners.radius import PaperRadius
 from shufflerl.learners.sdp_pe import SDPPE
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP
-from shufflerl.noise import Silent
+from shufflerl.noise import NoNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate
 
@@ -129,7 +129,7 @@ def _precision(learner: SDPPE, epsilon: float | None) -> float:
     """E of the releases of fine exploration, on which policies are judged."""
     assert isinstance(learner.radius, PaperRadius)
     query = CountQuery.everything(learner.problem)
-    noise = Silent() if epsilon is None else calibrate(Budget(epsilon, DELTA), query.changed_counters)
+    noise = NoNoise() if epsilon is None else calibrate(Budget(epsilon, DELTA), query.changed_counters)
     return precision(noise, query, learner.radius.failure)
 
 

@@ -20,10 +20,10 @@ from shufflerl.mdp import Mixture, Problem
 from shufflerl.seeding import Seed, stream
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
-STATE_VERSION = 6
+STATE_VERSION = 7
 
 
-class Told:
+class Plain:
     """A dataclass of plain Python, whatever its numbers were computed with: encoders refuse those of NumPy."""
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Estimate(Told):
+class Estimate(Plain):
     """What an episode is thought to earn; `meaning` says of which policy, and what the interval [low, high] is."""
 
     value: float
@@ -48,7 +48,7 @@ class Estimate(Told):
 
 
 @dataclass(frozen=True)
-class View(Told):
+class View(Plain):
     """What a learner can tell of itself to people. It follows from releases alone, so telling it costs no privacy.
 
     `estimate` is None where it is not known (yet); `details` are the learner's own, by names that it documents.

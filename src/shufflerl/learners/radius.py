@@ -27,7 +27,7 @@ from shufflerl.policy_sets.product import ProductSet
 class Radius(ABC):
     """What was learned, and how sure it is."""
 
-    #: Whether fine exploration also deploys the auxiliary policy, a mixture of all explorers of the stage.
+    #: Whether fine exploration also deploys the auxiliary policy, a mixture of all policy covers of the stage.
     wants_auxiliary: ClassVar[bool]
     #: The radius of the last elimination; None where every action has its own.
     last: float | None = None
@@ -67,12 +67,12 @@ class Radius(ABC):
         """What the incumbent is thought to earn; None before there is one."""
 
     @abstractmethod
-    def memory(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """What must survive a restart."""
 
     @abstractmethod
-    def recall(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Put back what `memory` gave."""
+    def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Put back what `state` gave."""
 
 
 class PaperRadius(Radius):
@@ -143,17 +143,17 @@ class PaperRadius(Radius):
         low, high = self.best_value - self.last, self.best_value + self.last
         return Estimate.within(self.problem.horizon, self.best_value, low, high, meaning)
 
-    def memory(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """The crude model."""
         return {"infrequent": self.infrequent, "crude": self.crude}
 
-    def recall(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Put the crude model back."""
         self.infrequent, self.crude = arrays["infrequent"], arrays["crude"]
 
 
 class DataRadius(Radius):
-    """Judged by the data's own standard errors: an action goes when the incumbent beats it beyond doubt.
+    """Judged by the data's own standard errors: an action goes when it is significantly worse than the incumbent.
 
     The incumbent is the policy with the best lower bound. Fine exploration gives at least half of its users to the
     incumbent and to the policy with the best upper bound, in equal parts; the coverage design gets the rest, but no
@@ -165,9 +165,9 @@ class DataRadius(Radius):
     lower: ClassVar[float] = -1.0  # deviations of a row in the incumbent's bound
     upper: ClassVar[float] = 0.25  # and in the optimistic policy's
     curvature: ClassVar[float] = 0.3  # weight of the second-order error where rows are thin
-    most_explorers: ClassVar[float] = 0.5
+    max_design_share: ClassVar[float] = 0.5  # of users
     visits_needed: ClassVar[float] = 2.0
-    incumbents: ClassVar[float] = 0.5
+    incumbent_part: ClassVar[float] = 0.5  # of the users whom the design leaves
     shown: ClassVar[float] = 2.0  # standard errors to either side of the value that is shown
 
     def __init__(self, problem: Problem, rng: np.random.Generator, *, forget: bool, deviations: float) -> None:
@@ -200,18 +200,18 @@ class DataRadius(Radius):
         optimistic, _, _ = bounded_plan(self.rng, policies.allowed, self.upper, *model.arrays)
         incumbent = optimistic if self.incumbent is None else self.incumbent
         needed = self.visits_needed * design.triples * (1 + self._noise_sd)
-        explorers = min(self.most_explorers, needed / users)
-        incumbents = (1 - explorers) * self.incumbents
+        design_share = min(self.max_design_share, needed / users)
+        incumbent_share = (1 - design_share) * self.incumbent_part
         return mixed(
             [
-                (explorers, design.mixture),
-                (incumbents, Mixture.single(incumbent)),
-                (1 - explorers - incumbents, Mixture.single(optimistic)),
+                (design_share, design.mixture),
+                (incumbent_share, Mixture.single(incumbent)),
+                (1 - design_share - incumbent_share, Mixture.single(optimistic)),
             ]
         )
 
     def eliminate(self, policies: PolicySet, release: Release, users: int) -> tuple[PolicySet, float]:
-        """Drop the actions that the incumbent beats beyond doubt."""
+        """Drop the actions that are significantly worse than the incumbent."""
         from shufflerl.learners.radius_kernels import bounded_plan, dominated
 
         assert isinstance(policies, ProductSet)
@@ -243,14 +243,14 @@ class DataRadius(Radius):
         )
         return Estimate.within(self.problem.horizon, worth, worth - error, worth + unknown + error, meaning)
 
-    def memory(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """The evidence."""
-        return self.evidence.memory() | {"noise_sd": np.array(self._noise_sd)}
+        return self.evidence.state() | {"noise_sd": np.array(self._noise_sd)}
 
-    def recall(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Put the evidence back."""
         self._noise_sd = float(arrays.pop("noise_sd"))
-        self.evidence.recall(arrays)
+        self.evidence.load_state(arrays)
 
 
 def mixed(parts: list[tuple[float, Mixture]]) -> Mixture:

@@ -1,6 +1,7 @@
-"""Confidence on an estimated model: bounds on Q, and which actions are worse than the incumbent beyond doubt.
+"""Confidence on an estimated model: bounds on Q, and which actions are significantly worse than the incumbent.
 
-Every function takes the model as the arrays of `estimation.model.Model`: transitions, rewards, known, sampling, noise.
+Every function takes the model as the arrays of `estimation.model.Model`: transitions, rewards, known, inverse_ess,
+noise_variance.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ def row_variance(
     slope: float,
     transitions: FloatArray,
     rewards: FloatArray,
-    sampling: FloatArray,
-    noise: FloatArray,
+    inverse_ess: FloatArray,
+    noise_variance: FloatArray,
 ) -> float:
     """Variance, by the delta method, of slope * r + sum_x' gradient(x') P(x') as estimated in one row.
 
     A row that was hardly ever visited may show no spread at all; one more outcome, spread evenly, is added to it.
     """
-    doubt = min(1.0, sampling[h, x, a])
+    smoothing = min(1.0, inverse_ess[h, x, a])
     r = rewards[h, x, a]
-    paid = max(r * (1.0 - r), 0.25 * doubt)
+    paid = max(r * (1.0 - r), 0.25 * smoothing)
     spread = 0.0
-    reach = 0.0
+    sum_of_squares = 0.0
     if h < len(rewards) - 1:
         mean = 0.0
         for y in range(len(gradient)):
@@ -40,9 +41,10 @@ def row_variance(
         for y in range(len(gradient)):
             deviation = gradient[y] - mean
             spread += transitions[h, x, a, y] * deviation * deviation
-            reach += deviation * deviation
-        spread += doubt * reach / len(gradient)
-    return float(sampling[h, x, a] * (spread + slope * slope * paid) + noise[h, x, a] * (reach + 0.5 * slope * slope))
+            sum_of_squares += deviation * deviation
+        spread += smoothing * sum_of_squares / len(gradient)
+    sampling_variance = inverse_ess[h, x, a] * (spread + slope * slope * paid)
+    return float(sampling_variance + noise_variance[h, x, a] * (sum_of_squares + 0.5 * slope * slope))
 
 
 @compiled
@@ -53,8 +55,8 @@ def bounded_plan(
     transitions: FloatArray,
     rewards: FloatArray,
     known: BoolArray,
-    sampling: FloatArray,
-    noise: FloatArray,
+    inverse_ess: FloatArray,
+    noise_variance: FloatArray,
 ) -> tuple[PolicyArray, FloatArray, FloatArray]:
     """The policy of allowed actions that is best for Q plus so many deviations of its row, that Q and its V.
 
@@ -78,7 +80,9 @@ def bounded_plan(
                         for y in range(states):
                             total += transitions[h, x, a, y] * value[h + 1, y]
                     if deviations != 0.0:
-                        variance = row_variance(h, x, a, value[h + 1], 1.0, transitions, rewards, sampling, noise)
+                        variance = row_variance(
+                            h, x, a, value[h + 1], 1.0, transitions, rewards, inverse_ess, noise_variance
+                        )
                         total += deviations * np.sqrt(variance)
                     total = min(most, max(0.0, total))
                 else:
@@ -123,8 +127,8 @@ def incumbent_error(
     transitions: FloatArray,
     rewards: FloatArray,
     known: BoolArray,
-    sampling: FloatArray,
-    noise: FloatArray,
+    inverse_ess: FloatArray,
+    noise_variance: FloatArray,
 ) -> tuple[float, float]:
     """Of a policy's `incumbent_value`: its variance, and how much more it may earn in rows that are not known."""
     horizon, states, _ = rewards.shape
@@ -141,7 +145,7 @@ def incumbent_error(
                 unknown += here[x] * (horizon - h)
                 continue
             gradient = here[x] * value[h + 1]
-            variance += row_variance(h, x, a, gradient, here[x], transitions, rewards, sampling, noise)
+            variance += row_variance(h, x, a, gradient, here[x], transitions, rewards, inverse_ess, noise_variance)
             if h < horizon - 1:
                 for y in range(states):
                     after[y] += here[x] * transitions[h, x, a, y]
@@ -150,7 +154,7 @@ def incumbent_error(
 
 
 @compiled
-def beyond_doubt(
+def significantly_worse(
     gap: float,
     h: int,
     x: int,
@@ -164,8 +168,8 @@ def beyond_doubt(
     transitions: FloatArray,
     rewards: FloatArray,
     known: BoolArray,
-    sampling: FloatArray,
-    noise: FloatArray,
+    inverse_ess: FloatArray,
+    noise_variance: FloatArray,
 ) -> bool:
     """Whether the estimated gap, from (h, x) on, between the incumbent and a followed by the rival exceeds its error.
 
@@ -197,8 +201,10 @@ def beyond_doubt(
                     continue
                 for y in range(states):
                     gradient[y] = mine * value[k + 1, y] - other * rival_value[k + 1, y]
-                variance += row_variance(k, z, action, gradient, mine - other, transitions, rewards, sampling, noise)
-                thin += abs(mine - other) * (horizon - k) * sampling[k, z, action]
+                variance += row_variance(
+                    k, z, action, gradient, mine - other, transitions, rewards, inverse_ess, noise_variance
+                )
+                thin += abs(mine - other) * (horizon - k) * inverse_ess[k, z, action]
             if k < horizon - 1:
                 for y in range(states):
                     ours_next[y] += p * transitions[k, z, i, y]
@@ -222,10 +228,10 @@ def dominated(
     transitions: FloatArray,
     rewards: FloatArray,
     known: BoolArray,
-    sampling: FloatArray,
-    noise: FloatArray,
+    inverse_ess: FloatArray,
+    noise_variance: FloatArray,
 ) -> BoolArray:
-    """Which allowed, known actions a at (h, x) the incumbent beats there beyond doubt.
+    """Which allowed, known actions a at (h, x) are significantly worse there than the incumbent.
 
     The rival is the best of the allowed policies with unknown rows worth all that can still be earned (`rival_q`,
     `rival_value`); the incumbent's unknown rows are worth nothing.
@@ -238,7 +244,7 @@ def dominated(
                 gap = value[h, x] - rival_q[h, x, a]
                 if not allowed[h, x, a] or not known[h, x, a] or a == incumbent[h, x] or gap <= 0:
                     continue
-                drop[h, x, a] = beyond_doubt(
+                drop[h, x, a] = significantly_worse(
                     gap,
                     h,
                     x,
@@ -252,7 +258,7 @@ def dominated(
                     transitions,
                     rewards,
                     known,
-                    sampling,
-                    noise,
+                    inverse_ess,
+                    noise_variance,
                 )
     return drop

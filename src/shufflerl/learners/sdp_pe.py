@@ -1,8 +1,8 @@
 """SDP-PE: policy elimination in stages of growing batches (the paper's Algorithms 1 to 3).
 
 Each stage explores crudely, step by step, until a rough model says where users can be led; explores finely, with a
-mixture that covers what the remaining policies do; and eliminates the policies that are worse than the best beyond
-doubt: provably with the paper's radius, by the data's standard errors with the practical one.
+mixture that covers what the remaining policies do; and eliminates the policies that are significantly worse than the
+best: provably with the paper's radius, by the data's standard errors with the practical one.
 Read this file beside the paper: `crude_exploration` is its Algorithm 2, `fine_exploration` its Algorithm 3 and
 `policy_elimination` the end of Algorithm 1. They see releases only. What they judge by is in `radius`.
 """
@@ -121,7 +121,7 @@ class SDPPE(Learner):
             else DataRadius(problem, self.rng, forget=options["memory"] == "forget", deviations=deviations)
         )
         self._step = 0  # of crude exploration; past the last it is fine exploration's turn
-        self._explorers: list[PolicyArray] = []  # of the steps explored in this stage: the auxiliary policy
+        self._covers: list[PolicyArray] = []  # of the steps explored in this stage: the auxiliary policy
         self._coverage_ratio: float | None = None  # of the stage's design
         self._warm: Mixture | None = None
         self._begin_stage()
@@ -148,7 +148,7 @@ class SDPPE(Learner):
     def _begin_stage(self) -> None:
         self.radius.begin_stage()
         self._step = 0
-        self._explorers = []
+        self._covers = []
         users = self.stages[self._stage]
         explores = self._crude_steps and not self._commits_now
         self._crude_users = split_evenly(users // 3, self._crude_steps) if explores else []
@@ -167,10 +167,10 @@ class SDPPE(Learner):
     def crude_exploration(self) -> tuple[int, Mixture, CountQuery]:
         """For every (x, a) the policy most likely to get there at this step, all of them equally often."""
         step = self._step
-        explorers, _ = self.policies.explorers(self.radius.exploration_model, self.start, step, self.rng)
+        cover, _ = self.policies.policy_cover(self.radius.exploration_model, self.start, step, self.rng)
         if self.radius.wants_auxiliary:
-            self._explorers.append(explorers)
-        return self._crude_users[step], _uniform(explorers), CountQuery(self.problem, [step], [])
+            self._covers.append(cover)
+        return self._crude_users[step], _uniform(cover), CountQuery(self.problem, [step], [])
 
     def fine_exploration(self) -> tuple[int, Mixture, CountQuery]:
         """Deploy the coverage design and what the radius adds to it; in a last stage that commits, the best policy."""
@@ -185,8 +185,8 @@ class SDPPE(Learner):
         self._warm, self._coverage_ratio = design.mixture, design.ratio
         auxiliary = None
         if self.radius.wants_auxiliary:
-            last, _ = self.policies.explorers(model, self.start, self.problem.horizon - 1, self.rng)
-            auxiliary = _uniform(np.concatenate([*self._explorers, last]))
+            last, _ = self.policies.policy_cover(model, self.start, self.problem.horizon - 1, self.rng)
+            auxiliary = _uniform(np.concatenate([*self._covers, last]))
         return users, self.radius.fine_mixture(self.policies, design, auxiliary, users), query
 
     def _learn(self, release: Release) -> None:
@@ -238,10 +238,10 @@ class SDPPE(Learner):
         return View(self.radius.estimate(), details)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        arrays = {f"policies.{name}": array for name, array in self.policies.memory().items()}
-        arrays |= {f"radius.{name}": array for name, array in self.radius.memory().items()}
+        arrays = {f"policies.{name}": array for name, array in self.policies.state().items()}
+        arrays |= {f"radius.{name}": array for name, array in self.radius.state().items()}
         optional = {
-            "explorers": np.concatenate(self._explorers) if self._explorers else None,
+            "covers": np.concatenate(self._covers) if self._covers else None,
             "incumbent": self.radius.incumbent,
             "warm.policies": None if self._warm is None else self._warm.policies,
             "warm.weights": None if self._warm is None else self._warm.weights,
@@ -264,13 +264,13 @@ class SDPPE(Learner):
         if self._stage < len(self.stages):
             self._begin_stage()
         self._step, self._coverage_ratio = values["step"], values["coverage_ratio"]
-        self.radius.recall(_under("radius.", arrays))
+        self.radius.load_state(_under("radius.", arrays))
         self.radius.incumbent = arrays.get("incumbent")
         self.radius.best_value, self.radius.last = values["best_value"], values["radius"]
-        self._warm, self._explorers = None, []
-        if "explorers" in arrays:
+        self._warm, self._covers = None, []
+        if "covers" in arrays:
             pairs = problem.n_states * problem.n_actions
-            self._explorers = np.split(arrays["explorers"], len(arrays["explorers"]) // pairs)
+            self._covers = np.split(arrays["covers"], len(arrays["covers"]) // pairs)
         if "warm.policies" in arrays:
             self._warm = Mixture(arrays["warm.policies"], arrays["warm.weights"])
 

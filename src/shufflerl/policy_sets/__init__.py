@@ -43,13 +43,13 @@ def restore(
     n_actions: int,
     start: ArrayLike | None = None,
 ) -> PolicySet:
-    """The set whose `memory()` gave these arrays; arrays of another kind or shape are refused."""
+    """The set whose `state()` gave these arrays; arrays of another kind or shape are refused."""
     full = make(kind, horizon, n_states, n_actions, start)
     try:
-        return full.recall(arrays)
+        return full.from_state(arrays)
     except (KeyError, ValueError) as reason:
         raise StateMismatchError(
-            f"These arrays are not the memory of a {kind} set of {horizon} steps, {n_states} states and {n_actions} "
+            f"These arrays are not the state of a {kind} set of {horizon} steps, {n_states} states and {n_actions} "
             f"actions ({reason}); restore them into the problem they were saved for."
         ) from None
 

@@ -54,7 +54,7 @@ class PolicySet(ABC):
         """`best` for one model and rewards to come: what depends on the model alone is done once."""
         return self._search(self._transitions(transitions), self._start(start))
 
-    def explorers(
+    def policy_cover(
         self, transitions: FloatArray, start: FloatArray, step: int, rng: np.random.Generator
     ) -> tuple[PolicyArray, FloatArray]:
         """For every (x, a) a policy of the set most likely to be in x at `step` and to take a there.
@@ -63,7 +63,7 @@ class PolicySet(ABC):
         Whatever leaves the likelihood as it is, such as all actions after `step`, is drawn at random.
         """
         step = checks.whole("step", step, least=0, most=self.horizon - 1)
-        return self._explorers(self._transitions(transitions), self._start(start), step, rng)
+        return self._policy_cover(self._transitions(transitions), self._start(start), step, rng)
 
     def reachable(self, transitions: FloatArray, start: FloatArray) -> BoolArray:
         """reachable[h, x, a]: whether some policy of the set gets there with positive probability under the model."""
@@ -87,12 +87,12 @@ class PolicySet(ABC):
         return self._contains(given.astype(np.int32))
 
     @abstractmethod
-    def memory(self) -> dict[str, NDArray[Any]]:
-        """Arrays from which `recall` makes an equal set."""
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Arrays from which `from_state` makes an equal set."""
 
     @abstractmethod
-    def recall(self, arrays: dict[str, NDArray[Any]]) -> Self:
-        """The set of this problem whose `memory` gave these arrays; a ValueError or KeyError if none did."""
+    def from_state(self, arrays: dict[str, NDArray[Any]]) -> Self:
+        """The set of this problem whose `state` gave these arrays; a ValueError or KeyError if none did."""
 
     @abstractmethod
     def _best(
@@ -103,7 +103,7 @@ class PolicySet(ABC):
         return lambda rewards, rng: self._best(transitions, read_only(rewards), start, rng)
 
     @abstractmethod
-    def _explorers(
+    def _policy_cover(
         self, transitions: FloatArray, start: FloatArray, step: int, rng: np.random.Generator
     ) -> tuple[PolicyArray, FloatArray]: ...
 

@@ -70,13 +70,13 @@ class EnumeratedSet(PolicySet):
         free = self._cells.size - int(self._cells.sum())
         return math.log2(len(self._codes)) + free * math.log2(self.n_actions)
 
-    def memory(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """Where policies are told apart, and one bit for each way to act there."""
         mark = np.zeros(self.n_actions ** int(self._cells.sum()), dtype=np.bool_)
         mark[self._codes] = True
         return {"cells": self._cells, "active": np.packbits(mark)}
 
-    def recall(self, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_state(self, arrays: dict[str, NDArray[Any]]) -> Self:
         """The set of these active policies."""
         cells, active = arrays["cells"], arrays["active"]
         if cells.dtype != np.bool_ or cells.shape != self._cells.shape or (cells & ~self._possible).any():
@@ -100,12 +100,12 @@ class EnumeratedSet(PolicySet):
         place, value = kernels.enumerated_best(codes, *model, self._hull.allowed[cells], known, rng)
         return self._policies(cells, codes[[place]], rng)[0], value
 
-    def _explorers(
+    def _policy_cover(
         self, transitions: FloatArray, start: FloatArray, step: int, rng: np.random.Generator
     ) -> tuple[PolicyArray, FloatArray]:
         if self._is_full:
-            return self._hull._explorers(transitions, start, step, rng)
-        cells, codes, chances, who = self._likeliest(transitions, start, step, rng)
+            return self._hull._policy_cover(transitions, start, step, rng)
+        cells, codes, chances, who = self._cover_codes(transitions, start, step, rng)
         reach = np.zeros((self.n_states, self.n_actions))
         reach[cells[step]] = chances
         places = np.full(reach.shape, -1)
@@ -128,7 +128,7 @@ class EnumeratedSet(PolicySet):
         seen = visit_probabilities(transitions, start, some) > 0
         certain = np.stack([(seen & (some == a)).any(axis=0) for a in range(self.n_actions)], axis=-1)
         for step in np.flatnonzero((certain != reachable).any(axis=(1, 2))):
-            cells, _, chances, _ = self._likeliest(transitions, start, int(step), rng)
+            cells, _, chances, _ = self._cover_codes(transitions, start, int(step), rng)
             reachable[step, cells[step]] = chances > 0
         return reachable
 
@@ -223,7 +223,7 @@ class EnumeratedSet(PolicySet):
         weights = self.n_actions ** np.arange(int(cells.sum()))
         return codes[:, None] // weights % self.n_actions
 
-    def _likeliest(
+    def _cover_codes(
         self, transitions: FloatArray, start: FloatArray, step: int, rng: np.random.Generator
     ) -> tuple[BoolArray, Codes, FloatArray, IntArray]:
         """The cells up to `step` that matter, the codes over them, reach[j, a] in the cells of `step`, and by whom."""
@@ -236,7 +236,7 @@ class EnumeratedSet(PolicySet):
         place = np.zeros(size, dtype=np.int32)
         place[prefixes] = np.arange(len(prefixes))
         visits = kernels.prefix_visits(prefixes, step, first, moves, law)
-        reach, found = kernels.likeliest(codes, size, place, visits, self.n_actions, rng)
+        reach, found = kernels.policy_cover(codes, size, place, visits, self.n_actions, rng)
         return cells, codes, reach, found
 
     def _pack(

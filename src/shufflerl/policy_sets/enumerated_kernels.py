@@ -251,7 +251,7 @@ def prefix_visits(
 
 
 @compiled
-def likeliest(
+def policy_cover(
     codes: NDArray[np.int32],
     size: int,
     place: NDArray[np.int32],

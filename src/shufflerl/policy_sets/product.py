@@ -57,11 +57,11 @@ class ProductSet(PolicySet):
             )
         return ProductSet(self.allowed & ~given)
 
-    def memory(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, NDArray[Any]]:
         """The allowed actions."""
         return {"allowed": self.allowed}
 
-    def recall(self, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_state(self, arrays: dict[str, NDArray[Any]]) -> Self:
         """The set with these allowed actions."""
         if arrays["allowed"].shape != self.shape:
             raise InvalidInputError(f"allowed has shape {arrays['allowed'].shape}; expected {self.shape}")
@@ -84,10 +84,10 @@ class ProductSet(PolicySet):
 
         return search
 
-    def _explorers(
+    def _policy_cover(
         self, transitions: FloatArray, start: FloatArray, step: int, rng: np.random.Generator
     ) -> tuple[PolicyArray, FloatArray]:
-        policies, reach = kernels.explorers(transitions, start, self.allowed, step, rng)
+        policies, reach = kernels.policy_cover(transitions, start, self.allowed, step, rng)
         return policies, reach
 
     def _reachable(self, transitions: FloatArray, start: FloatArray) -> BoolArray:

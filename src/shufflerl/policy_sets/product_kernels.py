@@ -226,7 +226,7 @@ def _aim(
 
 
 @compiled
-def explorers(
+def policy_cover(
     transitions: FloatArray, start: FloatArray, allowed: BoolArray, step: int, rng: Generator
 ) -> tuple[PolicyArray, FloatArray]:
     """For every (x, a) the allowed policy likeliest to be in x at `step` and take a there; ties at random."""

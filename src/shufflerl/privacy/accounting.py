@@ -29,7 +29,7 @@ import scipy  # its parts are loaded when they are first used, which most proces
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
-from shufflerl.noise import LARGEST_COUNT, BinomialNoise, GaussianNoise, Noise, PoissonNoise, Silent, UnaryNoise, reach
+from shufflerl.noise import LARGEST_COUNT, BinomialNoise, GaussianNoise, Noise, NoNoise, PoissonNoise, UnaryNoise, reach
 
 #: No delta below this is certified: the composition's rounding error would be a visible part of the answer.
 NUMERIC_FLOOR = 1e-12
@@ -211,7 +211,7 @@ def privacy_loss(noise: Noise, changed: int, participations: int = 1) -> Privacy
     the composed loss is the same.
     """
     losses = _changed(changed) * whole("participations", participations, least=1)
-    if isinstance(noise, Silent):
+    if isinstance(noise, NoNoise):
         return _Unprotected()
     if isinstance(noise, GaussianNoise):
         return _GaussianLoss(math.sqrt(losses) / noise.sd * (1 + 2 * _ULP))  # three roundings, half a unit each

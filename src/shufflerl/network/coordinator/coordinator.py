@@ -318,7 +318,7 @@ class Coordinator:
         return {
             "estimate": None if estimate is None else asdict(estimate),
             "switched": playing != played,
-            "changed_actions": int((playing.likeliest()[0] != played.likeliest()[0]).sum()),
+            "changed_actions": int((playing.modal_policy()[0] != played.modal_policy()[0]).sum()),
         }
 
     def _excluded(self, number: int) -> int:

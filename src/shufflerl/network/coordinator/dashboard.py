@@ -36,7 +36,7 @@ def _policy(run: Coordinator) -> dict[str, Any]:
     """The policy played now, as the likeliest action of every step and state."""
     mixture, problem = run.learner.playing, run.learner.problem
     assert mixture is not None  # the first batch is planned before anything is shown
-    action, share = mixture.likeliest()
+    action, share = mixture.modal_policy()
     return {
         "steps": problem.horizon,
         "states": problem.n_states,
