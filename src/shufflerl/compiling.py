@@ -1,6 +1,6 @@
 """How inner loops are compiled: kernels, which stand in a module beside the one that calls them (`planning_kernels`).
 
-Each takes and returns plain arrays; callers have checked the shapes.
+Each takes and returns plain arrays, or named tuples of them; callers have checked the shapes.
 """
 
 from __future__ import annotations

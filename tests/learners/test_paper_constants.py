@@ -17,6 +17,7 @@ from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.counts import Batch, CountQuery, Release
 from shufflerl.coverage import Design, coverage_design
 from shufflerl.estimation import precision
+from shufflerl.estimation.model import Model
 from shufflerl.learners import sdp_pe
 from shufflerl.learners.radius import PaperRadius
 from shufflerl.learners.radius_kernels import bounded_plan
@@ -209,10 +210,16 @@ def test_nothing_is_asked_of_what_no_policy_reaches(monkeypatch: pytest.MonkeyPa
 def test_ties_of_bounded_plans_are_broken_evenly(deviations: float) -> None:
     """Correction 9: all 81 policies are equally likely; a right kernel fails with probability 1e-6 per case."""
     shape = (2, 2, 3)
-    model = np.zeros((1, 2, 3, 2)), np.zeros(shape), np.zeros(shape, dtype=bool), np.ones(shape), np.ones(shape)
+    model = Model(
+        transitions=np.zeros((1, 2, 3, 2)),
+        rewards=np.zeros(shape),
+        known=np.zeros(shape, dtype=bool),
+        inverse_ess=np.ones(shape),
+        noise_variance=np.ones(shape),
+    )
     drawn = np.zeros(81)
     for seed in range(8100):
-        policy, _, _ = bounded_plan(np.random.default_rng(seed), np.ones(shape, dtype=bool), deviations, *model)
+        policy = bounded_plan(np.random.default_rng(seed), np.ones(shape, dtype=bool), deviations, model).policy
         drawn[np.ravel_multi_index(tuple(policy.ravel()), (3,) * 4)] += 1
     assert chisquare(drawn).pvalue > 1e-6
 

@@ -6,8 +6,7 @@ w = m / (m + s^2), with m = n / (X A) the visits a row may expect: a batch that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,7 @@ from shufflerl.estimation.flow import conserve
 from shufflerl.mdp import Problem
 
 
-@dataclass(frozen=True, eq=False)
-class Model:
+class Model(NamedTuple):
     """Estimated transitions[h, x, a, x'] and rewards[h, x, a] of the `known` rows; other rows are zero.
 
     A row estimated from weighted counts has error variance `inverse_ess` (one over its effective sample size) times the
@@ -31,11 +29,6 @@ class Model:
     known: BoolArray
     inverse_ess: FloatArray
     noise_variance: FloatArray
-
-    @property
-    def arrays(self) -> tuple[FloatArray, FloatArray, BoolArray, FloatArray, FloatArray]:
-        """Everything, in the order in which compiled functions take it."""
-        return self.transitions, self.rewards, self.known, self.inverse_ess, self.noise_variance
 
 
 class Evidence:

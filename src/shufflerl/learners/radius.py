@@ -141,7 +141,7 @@ class PaperRadius(Radius):
             return None
         meaning = f"of the best policy so far, give or take the paper's radius with C = {self.c:g}"
         low, high = self.best_value - self.last, self.best_value + self.last
-        return Estimate.within(self.problem.horizon, self.best_value, low, high, meaning)
+        return Estimate.within(self.problem.horizon, value=self.best_value, low=low, high=high, meaning=meaning)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The crude model."""
@@ -197,7 +197,7 @@ class DataRadius(Radius):
 
         assert isinstance(policies, ProductSet)
         model = self.evidence.model()
-        optimistic, _, _ = bounded_plan(self.rng, policies.allowed, self.upper, *model.arrays)
+        optimistic = bounded_plan(self.rng, policies.allowed, self.upper, model).policy
         incumbent = optimistic if self.incumbent is None else self.incumbent
         needed = self.visits_needed * design.triples * (1 + self._noise_sd)
         design_share = min(self.max_design_share, needed / users)
@@ -212,17 +212,15 @@ class DataRadius(Radius):
 
     def eliminate(self, policies: PolicySet, release: Release, users: int) -> tuple[PolicySet, float]:
         """Drop the actions that are significantly worse than the incumbent."""
-        from shufflerl.learners.radius_kernels import bounded_plan, dominated
+        from shufflerl.learners.radius_kernels import Margin, bounded_plan, dominated
 
         assert isinstance(policies, ProductSet)
         self.evidence.add(release)
         self._noise_sd = release.noise.sd
         model = self.evidence.model()
-        self.incumbent, _, _ = bounded_plan(self.rng, policies.allowed, self.lower, *model.arrays)
-        rival, q, value = bounded_plan(self.rng, policies.allowed, 0.0, *model.arrays)
-        drop = dominated(
-            policies.allowed, self.incumbent, rival, q, value, self.deviations, self.curvature, *model.arrays
-        )
+        self.incumbent = bounded_plan(self.rng, policies.allowed, self.lower, model).policy
+        rival = bounded_plan(self.rng, policies.allowed, 0.0, model)
+        drop = dominated(policies.allowed, self.incumbent, rival, Margin(self.deviations, self.curvature), model)
         left = policies.without(drop) if drop.any() else policies
         _, best = left.best(model.transitions, model.rewards, self.start, self.rng)
         return left, best
@@ -234,14 +232,15 @@ class DataRadius(Radius):
         model = self.evidence.model()
         if self.incumbent is None or not model.known.any():
             return None
-        value = incumbent_value(self.incumbent, model.transitions, model.rewards, model.known)
-        variance, unknown = incumbent_error(self.incumbent, self.start, value, *model.arrays)
+        value = incumbent_value(self.incumbent, model)
+        variance, unknown = incumbent_error(self.incumbent, self.start, value, model)
         worth, error = float(self.start @ value[0]), self.shown * math.sqrt(variance)
         meaning = (
             f"of the best policy so far, give or take {self.shown:g} standard errors; what it would meet but nobody "
             "has seen may be worth nothing or all"
         )
-        return Estimate.within(self.problem.horizon, worth, worth - error, worth + unknown + error, meaning)
+        low, high = worth - error, worth + unknown + error
+        return Estimate.within(self.problem.horizon, value=worth, low=low, high=high, meaning=meaning)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The evidence."""

@@ -1,68 +1,63 @@
-"""Confidence on an estimated model: bounds on Q, and which actions are significantly worse than the incumbent.
-
-Every function takes the model as the arrays of `estimation.model.Model`: transitions, rewards, known, inverse_ess,
-noise_variance.
-"""
+"""Confidence on an estimated model: bounds on Q, and which actions are significantly worse than the incumbent."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 
 from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.compiling import compiled
+from shufflerl.estimation.model import Model
+
+
+class Plan(NamedTuple):
+    """policy[h, x] with its Q[h, x, a], -inf where a is not allowed, and value[h, x], zeros one step past the last."""
+
+    policy: PolicyArray
+    q: FloatArray
+    value: FloatArray
+
+
+class Margin(NamedTuple):
+    """What a gap must exceed to be significant: so many standard errors, plus a second-order term (`curvature`)."""
+
+    deviations: float
+    curvature: float
 
 
 @compiled
-def row_variance(
-    h: int,
-    x: int,
-    a: int,
-    gradient: FloatArray,
-    slope: float,
-    transitions: FloatArray,
-    rewards: FloatArray,
-    inverse_ess: FloatArray,
-    noise_variance: FloatArray,
-) -> float:
+def row_variance(h: int, x: int, a: int, gradient: FloatArray, slope: float, model: Model) -> float:
     """Variance, by the delta method, of slope * r + sum_x' gradient(x') P(x') as estimated in one row.
 
     A row that was hardly ever visited may show no spread at all; one more outcome, spread evenly, is added to it.
     """
-    smoothing = min(1.0, inverse_ess[h, x, a])
-    r = rewards[h, x, a]
+    smoothing = min(1.0, model.inverse_ess[h, x, a])
+    r = model.rewards[h, x, a]
     paid = max(r * (1.0 - r), 0.25 * smoothing)
     spread = 0.0
     sum_of_squares = 0.0
-    if h < len(rewards) - 1:
+    if h < len(model.rewards) - 1:
         mean = 0.0
         for y in range(len(gradient)):
-            mean += transitions[h, x, a, y] * gradient[y]
+            mean += model.transitions[h, x, a, y] * gradient[y]
         for y in range(len(gradient)):
             deviation = gradient[y] - mean
-            spread += transitions[h, x, a, y] * deviation * deviation
+            spread += model.transitions[h, x, a, y] * deviation * deviation
             sum_of_squares += deviation * deviation
         spread += smoothing * sum_of_squares / len(gradient)
-    sampling_variance = inverse_ess[h, x, a] * (spread + slope * slope * paid)
-    return float(sampling_variance + noise_variance[h, x, a] * (sum_of_squares + 0.5 * slope * slope))
+    sampling_variance = model.inverse_ess[h, x, a] * (spread + slope * slope * paid)
+    return float(sampling_variance + model.noise_variance[h, x, a] * (sum_of_squares + 0.5 * slope * slope))
 
 
 @compiled
-def bounded_plan(
-    rng: Generator,
-    allowed: BoolArray,
-    deviations: float,
-    transitions: FloatArray,
-    rewards: FloatArray,
-    known: BoolArray,
-    inverse_ess: FloatArray,
-    noise_variance: FloatArray,
-) -> tuple[PolicyArray, FloatArray, FloatArray]:
-    """The policy of allowed actions that is best for Q plus so many deviations of its row, that Q and its V.
+def bounded_plan(rng: Generator, allowed: BoolArray, deviations: float, model: Model) -> Plan:
+    """The policy of allowed actions that is best for Q plus so many deviations of its row, with that Q and its V.
 
     Unknown rows are worth all that can still be earned, or nothing when `deviations` is negative. Ties at random.
     """
-    horizon, states, actions = rewards.shape
+    horizon, states, actions = model.rewards.shape
     policy = np.zeros((horizon, states), dtype=np.int32)
     q = np.full((horizon, states, actions), -np.inf)
     value = np.zeros((horizon + 1, states))
@@ -74,15 +69,13 @@ def bounded_plan(
             for a in range(actions):
                 if not allowed[h, x, a]:
                     continue
-                if known[h, x, a]:
-                    total = rewards[h, x, a]
+                if model.known[h, x, a]:
+                    total = model.rewards[h, x, a]
                     if h < horizon - 1:
                         for y in range(states):
-                            total += transitions[h, x, a, y] * value[h + 1, y]
+                            total += model.transitions[h, x, a, y] * value[h + 1, y]
                     if deviations != 0.0:
-                        variance = row_variance(
-                            h, x, a, value[h + 1], 1.0, transitions, rewards, inverse_ess, noise_variance
-                        )
+                        variance = row_variance(h, x, a, value[h + 1], 1.0, model)
                         total += deviations * np.sqrt(variance)
                     total = min(most, max(0.0, total))
                 else:
@@ -97,41 +90,30 @@ def bounded_plan(
                     if rng.random() * ties < 1.0:
                         policy[h, x] = a
             value[h, x] = best
-    return policy, q, value
+    return Plan(policy, q, value)
 
 
 @compiled
-def incumbent_value(
-    incumbent: PolicyArray, transitions: FloatArray, rewards: FloatArray, known: BoolArray
-) -> FloatArray:
+def incumbent_value(incumbent: PolicyArray, model: Model) -> FloatArray:
     """value[h, x] of a policy from step h on, unknown rows worth nothing; one step past the last, zeros."""
-    horizon, states, _ = rewards.shape
+    horizon, states, _ = model.rewards.shape
     value = np.zeros((horizon + 1, states))
     for h in range(horizon - 1, -1, -1):
         for x in range(states):
             a = incumbent[h, x]
-            if known[h, x, a]:
-                total = rewards[h, x, a]
+            if model.known[h, x, a]:
+                total = model.rewards[h, x, a]
                 if h < horizon - 1:
                     for y in range(states):
-                        total += transitions[h, x, a, y] * value[h + 1, y]
+                        total += model.transitions[h, x, a, y] * value[h + 1, y]
                 value[h, x] = total
     return value
 
 
 @compiled
-def incumbent_error(
-    incumbent: PolicyArray,
-    start: FloatArray,
-    value: FloatArray,
-    transitions: FloatArray,
-    rewards: FloatArray,
-    known: BoolArray,
-    inverse_ess: FloatArray,
-    noise_variance: FloatArray,
-) -> tuple[float, float]:
+def incumbent_error(incumbent: PolicyArray, start: FloatArray, value: FloatArray, model: Model) -> tuple[float, float]:
     """Of a policy's `incumbent_value`: its variance, and how much more it may earn in rows that are not known."""
-    horizon, states, _ = rewards.shape
+    horizon, states, _ = model.rewards.shape
     here = start.copy()
     variance = 0.0
     unknown = 0.0
@@ -141,14 +123,14 @@ def incumbent_error(
             a = int(incumbent[h, x])
             if here[x] == 0.0:
                 continue
-            if not known[h, x, a]:
+            if not model.known[h, x, a]:
                 unknown += here[x] * (horizon - h)
                 continue
             gradient = here[x] * value[h + 1]
-            variance += row_variance(h, x, a, gradient, here[x], transitions, rewards, inverse_ess, noise_variance)
+            variance += row_variance(h, x, a, gradient, here[x], model)
             if h < horizon - 1:
                 for y in range(states):
-                    after[y] += here[x] * transitions[h, x, a, y]
+                    after[y] += here[x] * model.transitions[h, x, a, y]
         here = after
     return variance, unknown
 
@@ -161,23 +143,17 @@ def significantly_worse(
     a: int,
     incumbent: PolicyArray,
     value: FloatArray,
-    rival: PolicyArray,
-    rival_value: FloatArray,
-    curvature: float,
-    deviations: float,
-    transitions: FloatArray,
-    rewards: FloatArray,
-    known: BoolArray,
-    inverse_ess: FloatArray,
-    noise_variance: FloatArray,
+    rival: Plan,
+    margin: Margin,
+    model: Model,
 ) -> bool:
     """Whether the estimated gap, from (h, x) on, between the incumbent and a followed by the rival exceeds its error.
 
-    Both are read off the same model, so errors they share cancel: the error allowed for is `deviations` standard errors
-    of the difference, row by row along both paths, plus `curvature` times a second-order term that counts where rows
-    are thin. It only grows on the way, so the walk ends where it has reached the gap.
+    Both are read off the same model, so errors they share cancel: the margin is in standard errors of the difference,
+    row by row along both paths, and its second-order term counts where rows are thin. It only grows on the way, so the
+    walk ends where it has reached the gap.
     """
-    horizon, states, _ = rewards.shape
+    horizon, states, _ = model.rewards.shape
     ours = np.zeros(states)
     theirs = np.zeros(states)
     ours[x] = theirs[x] = 1.0
@@ -189,9 +165,9 @@ def significantly_worse(
         theirs_next = np.zeros(states)
         for z in range(states):
             i = int(incumbent[k, z])
-            j = a if k == h else int(rival[k, z])
-            p = ours[z] if known[k, z, i] else 0.0
-            q = theirs[z] if known[k, z, j] else 0.0
+            j = a if k == h else int(rival.policy[k, z])
+            p = ours[z] if model.known[k, z, i] else 0.0
+            q = theirs[z] if model.known[k, z, j] else 0.0
             for second in range(1 if i == j else 2):
                 # One row where both act alike; else first ours, then theirs.
                 action = j if second else i
@@ -200,16 +176,14 @@ def significantly_worse(
                 if mine == 0.0 and other == 0.0:
                     continue
                 for y in range(states):
-                    gradient[y] = mine * value[k + 1, y] - other * rival_value[k + 1, y]
-                variance += row_variance(
-                    k, z, action, gradient, mine - other, transitions, rewards, inverse_ess, noise_variance
-                )
-                thin += abs(mine - other) * (horizon - k) * inverse_ess[k, z, action]
+                    gradient[y] = mine * value[k + 1, y] - other * rival.value[k + 1, y]
+                variance += row_variance(k, z, action, gradient, mine - other, model)
+                thin += abs(mine - other) * (horizon - k) * model.inverse_ess[k, z, action]
             if k < horizon - 1:
                 for y in range(states):
-                    ours_next[y] += p * transitions[k, z, i, y]
-                    theirs_next[y] += q * transitions[k, z, j, y]
-        if gap <= deviations * np.sqrt(variance) + curvature * thin:
+                    ours_next[y] += p * model.transitions[k, z, i, y]
+                    theirs_next[y] += q * model.transitions[k, z, j, y]
+        if gap <= margin.deviations * np.sqrt(variance) + margin.curvature * thin:
             return False
         ours = ours_next
         theirs = theirs_next
@@ -217,48 +191,19 @@ def significantly_worse(
 
 
 @compiled
-def dominated(
-    allowed: BoolArray,
-    incumbent: PolicyArray,
-    rival: PolicyArray,
-    rival_q: FloatArray,
-    rival_value: FloatArray,
-    deviations: float,
-    curvature: float,
-    transitions: FloatArray,
-    rewards: FloatArray,
-    known: BoolArray,
-    inverse_ess: FloatArray,
-    noise_variance: FloatArray,
-) -> BoolArray:
+def dominated(allowed: BoolArray, incumbent: PolicyArray, rival: Plan, margin: Margin, model: Model) -> BoolArray:
     """Which allowed, known actions a at (h, x) are significantly worse there than the incumbent.
 
-    The rival is the best of the allowed policies with unknown rows worth all that can still be earned (`rival_q`,
-    `rival_value`); the incumbent's unknown rows are worth nothing.
+    The rival is the best of the allowed policies with unknown rows worth all that can still be earned; the
+    incumbent's unknown rows are worth nothing.
     """
-    value = incumbent_value(incumbent, transitions, rewards, known)
+    value = incumbent_value(incumbent, model)
     drop = np.zeros(allowed.shape, dtype=np.bool_)
     for h in range(allowed.shape[0]):
         for x in range(allowed.shape[1]):
             for a in range(allowed.shape[2]):
-                gap = value[h, x] - rival_q[h, x, a]
-                if not allowed[h, x, a] or not known[h, x, a] or a == incumbent[h, x] or gap <= 0:
+                gap = value[h, x] - rival.q[h, x, a]
+                if not allowed[h, x, a] or not model.known[h, x, a] or a == incumbent[h, x] or gap <= 0:
                     continue
-                drop[h, x, a] = significantly_worse(
-                    gap,
-                    h,
-                    x,
-                    a,
-                    incumbent,
-                    value,
-                    rival,
-                    rival_value,
-                    curvature,
-                    deviations,
-                    transitions,
-                    rewards,
-                    known,
-                    inverse_ess,
-                    noise_variance,
-                )
+                drop[h, x, a] = significantly_worse(gap, h, x, a, incumbent, value, rival, margin, model)
     return drop

@@ -24,6 +24,7 @@ from shufflerl.learners.radius import DataRadius, PaperRadius, Radius
 from shufflerl.learners.stages import StageRecord, split_evenly, stage_users
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.policy_sets.product import ProductSet
+from shufflerl.seeding import Seed
 
 #: What `constants` stands for; every option can be set by itself.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -63,7 +64,8 @@ class SDPPE(Learner):
     def __init__(
         self,
         problem: Problem,
-        seed: int | np.random.SeedSequence,
+        seed: Seed,
+        *,
         constants: str = "practical",
         policies: str | None = None,
         radius: str | None = None,

@@ -43,6 +43,7 @@ class UCBVI(Learner):
         self,
         problem: Problem,
         seed: Seed,
+        *,
         bonus: str = "bernstein",
         scale: float = 0.05,
         batch: int = 1,

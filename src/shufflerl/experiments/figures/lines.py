@@ -12,7 +12,7 @@ DELTA = 1e-5
 DELTA_TEXT = "10⁻⁵"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Line:
     """A learner with a privatizer under the name the paper has for the two.
 
@@ -59,13 +59,85 @@ _NOTHING: tuple[dict[str, Any], ...] = ({},)
 _PAPER = {"constants": "paper", "policies": "product"}
 _UNSCALED = {"scale": 1.0}
 
-OPTIMISTIC = Line("optimistic", "optimistic", "shuffle", _NOTHING, None, "#CC79A7", "-", "D")
-OPTIMISTIC_FREE = Line("optimistic, no privacy", "optimistic", "none", _NOTHING, None, "#CC79A7", "--", "D")
-SDP_PE = Line("SDP-PE", "sdp-pe", "shuffle", _STAGES, _PAPER, "#0072B2", "-", "o")
-PE = Line("PE", "sdp-pe", "none", _STAGES, _PAPER, "#56B4E9", "--", "o")
-UCBVI = Line("UCBVI", "ucbvi", "none", _SCALES, _UNSCALED, "#E69F00", "--", "s")
-UCBVI_JDP = Line("UCBVI-JDP", "ucbvi", "central", _SCALES, _UNSCALED, "#009E73", "-", "s")
-UCBVI_RARELY = Line("UCBVI-JDP, planning rarely", "ucbvi", "central", _PLANS, None, "#009E73", ":", "v")
-UCBVI_LDP = Line("UCBVI-LDP", "ucbvi", "local", _SCALES, _UNSCALED, "#D55E00", "-.", "^")
+OPTIMISTIC = Line(
+    name="optimistic",
+    learner="optimistic",
+    privatizer="shuffle",
+    candidates=_NOTHING,
+    theory=None,
+    colour="#CC79A7",
+    dashes="-",
+    marker="D",
+)
+OPTIMISTIC_FREE = Line(
+    name="optimistic, no privacy",
+    learner="optimistic",
+    privatizer="none",
+    candidates=_NOTHING,
+    theory=None,
+    colour="#CC79A7",
+    dashes="--",
+    marker="D",
+)
+SDP_PE = Line(
+    name="SDP-PE",
+    learner="sdp-pe",
+    privatizer="shuffle",
+    candidates=_STAGES,
+    theory=_PAPER,
+    colour="#0072B2",
+    dashes="-",
+    marker="o",
+)
+PE = Line(
+    name="PE",
+    learner="sdp-pe",
+    privatizer="none",
+    candidates=_STAGES,
+    theory=_PAPER,
+    colour="#56B4E9",
+    dashes="--",
+    marker="o",
+)
+UCBVI = Line(
+    name="UCBVI",
+    learner="ucbvi",
+    privatizer="none",
+    candidates=_SCALES,
+    theory=_UNSCALED,
+    colour="#E69F00",
+    dashes="--",
+    marker="s",
+)
+UCBVI_JDP = Line(
+    name="UCBVI-JDP",
+    learner="ucbvi",
+    privatizer="central",
+    candidates=_SCALES,
+    theory=_UNSCALED,
+    colour="#009E73",
+    dashes="-",
+    marker="s",
+)
+UCBVI_RARELY = Line(
+    name="UCBVI-JDP, planning rarely",
+    learner="ucbvi",
+    privatizer="central",
+    candidates=_PLANS,
+    theory=None,
+    colour="#009E73",
+    dashes=":",
+    marker="v",
+)
+UCBVI_LDP = Line(
+    name="UCBVI-LDP",
+    learner="ucbvi",
+    privatizer="local",
+    candidates=_SCALES,
+    theory=_UNSCALED,
+    colour="#D55E00",
+    dashes="-.",
+    marker="^",
+)
 
 LINES = (OPTIMISTIC, SDP_PE, UCBVI_JDP, UCBVI_RARELY, UCBVI_LDP, OPTIMISTIC_FREE, PE, UCBVI)
