@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "episodes": "episodes_kernels layout learners mdp population privatizers",
     "experiment": "counts envs history learners loop mdp population privacy privatizers",
     "plots": "experiment mdp",
-    "experiments": "counts envs estimation experiment history learners loop mdp noise planning plots population "
+    "experiments": "counts envs estimation experiment history learners loop mdp noise planning plots "
     "privacy privatizers",
     # The network: no simulation, and no role knows another.
     "network.faults": "",

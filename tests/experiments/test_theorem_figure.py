@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shufflerl.experiments import theorem
+from shufflerl.experiments.figures import theorem
 
 # Before any elimination, between that of no privacy and that at epsilon 1, and when only optima are left of both.
 EPISODES = (10**6, 10**11, 10**16)
@@ -18,9 +18,9 @@ def rows() -> list[theorem.Row]:
 
 
 def test_the_sweep_covers_twelve_decades_in_halves() -> None:
-    assert theorem.EPISODES[0] == 10**5
-    assert theorem.EPISODES[-1] == 10**17
-    steps = [math.log10(b / a) for a, b in zip(theorem.EPISODES, theorem.EPISODES[1:], strict=False)]
+    assert theorem.DECADES[0] == 10**5
+    assert theorem.DECADES[-1] == 10**17
+    steps = [math.log10(b / a) for a, b in zip(theorem.DECADES, theorem.DECADES[1:], strict=False)]
     assert steps == pytest.approx([0.5] * 24, abs=1e-5)
 
 
