@@ -87,6 +87,17 @@ def test_a_batch_that_wants_one_more_gets_it(place: Place) -> None:
     assert place.accepted == place.world.users
 
 
+@pytest.mark.usefixtures("here")
+def test_a_fleet_whose_token_was_spent_elsewhere_says_so(place: Place) -> None:
+    node = place.node("first")
+    node.participate()
+    node.close()
+    with fleet(place, [place.tokens["first"]]) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 20))
+    assert nodes.verdicts == {"refused: replayed": 1}
+    assert place.accepted == 1
+
+
 def test_a_folder_of_one_run_is_refused_for_another(place: Place) -> None:
     """What its users have spent would not be added up."""
     with fleet(place, []):

@@ -174,7 +174,7 @@ def test_another_run_composes_against_the_same_budget(place: Place) -> None:
 def test_a_node_that_was_killed_sends_the_very_same_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     node = place.node("a")
     with monkeypatch.context() as patch:
-        patch.setattr(Node, "_deliver", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(Node, "_deliver", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             node.participate()
     kept = node._outbox.get("node", place.world.task)
@@ -523,10 +523,46 @@ def test_what_a_verdict_means() -> None:
         verdict = Verdict.duplicate if reason == wire.Reason.duplicate else Verdict.refused
         return Outcome(bytes(16), verdict, ProblemError(reason, "x").problem)
 
-    assert module.settled(Outcome(bytes(16), Verdict.accepted)) == "accepted"
-    assert module.settled(outcome(wire.Reason.duplicate)) == "accepted"
-    assert module.settled(outcome(wire.Reason.replayed)) == "accepted"
-    assert module.settled(outcome(wire.Reason.late)) == "refused: late"
+    for again in (False, True):
+        assert module.settled(Outcome(bytes(16), Verdict.accepted), again=again) == "accepted"
+        assert module.settled(outcome(wire.Reason.duplicate), again=again) == "accepted"
+        assert module.settled(outcome(wire.Reason.late), again=again) == "refused: late"
+    assert module.settled(outcome(wire.Reason.replayed), again=True) == "accepted"
+    assert module.settled(outcome(wire.Reason.replayed), again=False) == "refused: replayed"
+
+
+@pytest.mark.parametrize("trouble", [httpx2.ReadTimeout("lost"), httpx2.ConnectError("no route"), None], ids=str)
+def test_a_token_that_somebody_else_spent_is_not_called_accepted(
+    place: Place, trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the node's own report may have been there before: its answer was lost."""
+    thief, robbed = place.node("thief"), place.node("robbed")
+    robbed._token = thief._token
+    assert thief.participate() == Receipt(0, "accepted")
+    post, troubles = robbed._client.post, [] if trouble is None else [trouble]
+
+    def troubled(*args: Any, **kwargs: Any) -> Any:
+        if troubles:
+            raise troubles.pop()
+        return post(*args, **kwargs)
+
+    monkeypatch.setattr(robbed._client, "post", troubled)
+    unclear = isinstance(trouble, httpx2.ReadTimeout)
+    assert robbed.participate() == Receipt(0, "accepted" if unclear else "refused: replayed")
+    assert place.accepted == 1
+    for node in (thief, robbed):
+        node.close()
+
+
+def test_a_report_of_the_outbox_whose_token_is_spent_is_in(place: Place) -> None:
+    """It may have been sent before its process died."""
+    first, other = place.node("first"), place.node("other")
+    other._token = first._token
+    first._prepare(place.world.checked())
+    assert other.participate() == Receipt(0, "accepted")
+    assert first.participate() == Receipt(0, "accepted")
+    for node in (first, other):
+        node.close()
 
 
 def test_waits_grow_and_vary() -> None:

@@ -79,7 +79,7 @@ class Fleet:
             again = [parcel for parcel in used.values() if parcel.verdict is None]
             if not again and not waiting:
                 contact.log.warning("Every token has had its turn in this run; there is nothing to do.")
-            await self._all(self._deliver(client, parcel, progress) for parcel in again)
+            await self._all(self._deliver(client, parcel, progress, again=True) for parcel in again)
             backoff = Backoff(first=self._poll, most=2.0)
             self.unused = len(waiting)
             while waiting and set(self.verdicts) != {f"refused: {Reason.unauthorized}"}:
@@ -141,7 +141,9 @@ class Fleet:
         await asyncio.to_thread(self._outbox.settle, verdicts)
         return [None] * len(verdicts)
 
-    async def _deliver(self, client: httpx2.AsyncClient, parcel: Parcel, progress: Progress | None) -> None:
+    async def _deliver(
+        self, client: httpx2.AsyncClient, parcel: Parcel, progress: Progress | None, *, again: bool = False
+    ) -> None:
         """Send until there is a verdict; always the same bytes."""
         assert parcel.report is not None
         report = wire.decode(Report, parcel.report)
@@ -156,9 +158,10 @@ class Fleet:
                 break
             except (httpx2.HTTPError, ProblemError) as reason:
                 self._contact.failed(reason)  # nothing is known of it; the same bytes again
+                again = again or contact.may_have_arrived(reason)
             await asyncio.sleep(backoff.wait())
         self._contact.answered()
-        verdict = settled(outcome)
+        verdict = settled(outcome, again=again)
         self.verdicts[verdict] += 1
         self.uploaded_bytes += len(upload)
         await self._settled.submit((parcel.node, parcel.task, verdict))
