@@ -130,6 +130,7 @@ def run_nodes(config: NodeConfig) -> None:
         role="node",
         verdicts=fleet.verdicts,
         unused_tokens=fleet.unused,
+        charged_without_report=fleet.lost,
         uploaded_bytes=fleet.uploaded_bytes,
         peak_mb=peak,
     )
@@ -137,17 +138,26 @@ def run_nodes(config: NodeConfig) -> None:
 
 
 def _conclude(fleet: Fleet) -> None:
-    """Tell what was refused, which is an error: its users were charged and not counted. Tokens left over are none."""
+    """Tell what was refused or lost, an error: its users were charged and not counted. Tokens left over are none."""
     refused = Counter({how: count for how, count in fleet.verdicts.items() if how != Verdict.accepted})
+    if fleet.undelivered:
+        contact.log.warning(
+            "%s reports are not delivered; they are kept, and sent when it is started again.", f"{fleet.undelivered:,}"
+        )
+    troubles = []
+    if fleet.lost:
+        troubles.append(f"{fleet.lost:,} tokens were charged without a report: they have had their turn.")
     if refused:
         reasons = [(how.removeprefix("refused: "), count) for how, count in refused.most_common()]
         titles = {str(reason): f"{ProblemError(reason, '').problem.title}: see" for reason in Reason}
         first = reasons[0][0]
-        raise ShuffleRLError(
+        troubles.append(
             f"{refused.total():,} of {fleet.verdicts.total():,} reports were refused "
             f"({', '.join(f'{count:,} as {reason}' for reason, count in reasons)}), {fleet.unused:,} tokens are left. "
             f"{titles.get(first, 'See')} docs/errors/{first}.md."
         )
+    if troubles:
+        raise ShuffleRLError(" ".join(troubles))
     if fleet.over:
         contact.log.warning(
             "The run is over: %s tokens were not needed; their users played and spent nothing.", f"{fleet.unused:,}"
@@ -155,11 +165,17 @@ def _conclude(fleet: Fleet) -> None:
 
 
 async def _until_told(fleet: Fleet) -> None:
-    """Run the fleet until its tokens are used or it is told to stop; what is not delivered goes out next time."""
+    """Run the fleet until its tokens are used or it is told to stop; told twice, it does not finish what it began."""
     loop, running = asyncio.get_running_loop(), asyncio.current_task()
     assert running is not None
+
+    def told() -> None:
+        if fleet.stopped:
+            running.cancel()
+        fleet.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.cancel)
+        loop.add_signal_handler(number, told)
     try:
         await fleet.run()
     except asyncio.CancelledError:
