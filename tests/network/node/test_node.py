@@ -19,14 +19,16 @@ import numpy as np
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shufflerl.counts import Batch
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
+from shufflerl.mdp import Mixture
 from shufflerl.network.node import node as module
 from shufflerl.network.node.node import Backoff, Node, Receipt, TimeLimitError
 from shufflerl.network.node.reporting import play
 from shufflerl.network.protocol import wire
-from shufflerl.network.protocol.agreement import Terms, UnacceptableError
+from shufflerl.network.protocol.agreement import Terms, UnacceptableError, announce, parse_announcement
 from shufflerl.network.protocol.wire import Outcome, ProblemError, Verdict
 from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.stores.store import SQLiteStore
@@ -34,7 +36,7 @@ from shufflerl.network.web import contact
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from tests.network.web.test_http import serving
-from tests.support.network_world import PROBLEM, Crash, World, meaning_of, new_identity
+from tests.support.network_world import PROBLEM, QUERY, Crash, World, meaning_of, new_identity
 from tests.support.waiting import PATIENCE
 
 TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
@@ -516,6 +518,24 @@ def test_any_environment_with_reset_and_step_is_played(caplog: pytest.LogCapture
     assert "state 2" in caplog.text
     with pytest.raises(InvalidInputError, match="token"):
         Node(Short(), World().invitation, TERMS, b"short", Path("unused"))
+
+
+def test_policies_are_played_as_often_as_their_weights_say() -> None:
+    """Of 2,000 episodes those of the second policy are binomial; seven deviations, probability 3e-12."""
+    policies = np.stack([np.zeros((2, 2)), np.ones((2, 2))]).astype(int)
+    announced = announce(
+        Batch(0, 3, Mixture(policies, [0.2, 0.8]), QUERY),
+        PoissonNoise(2.0),
+        task=bytes(16),
+        attempt=0,
+        tag_key=bytes(32),
+        transport=wire.Transport.tags,
+        excludable=0,
+    )
+    meaning, episodes = parse_announcement(wire.encode(announced)), 2000
+    drawn = np.concatenate([play(ENV, meaning).actions for _ in range(episodes)])
+    assert (drawn[:, 0] == drawn[:, 1]).all()
+    assert abs(drawn[:, 0].sum() - 0.8 * episodes) < 7 * np.sqrt(0.8 * 0.2 * episodes)
 
 
 def test_what_a_verdict_means() -> None:
