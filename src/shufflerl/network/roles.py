@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,16 @@ def own_folder(path: str, other: str) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def telling_what_is_new(*secrets: Path) -> Iterator[None]:
+    """Say which of these files are made: in a mistyped folder a role is somebody else, or has spent nothing."""
+    missing = [path for path in secrets if not path.exists()]
+    yield
+    for path in missing:
+        if path.exists():
+            logs.log.warning("There was no %s: a new one is made.", path)
+
+
 def run_shuffler(config: ShufflerConfig) -> None:
     """Serve the shuffler."""
     from shufflerl.network.shuffler.app import ShufflerServer
@@ -51,7 +62,8 @@ def run_shuffler(config: ShufflerConfig) -> None:
     logs.to_standard_error()
     folder = own_folder(config.folder, "coordinator")
     with http.listening(*address(config.listen)) as sockets:
-        identity, enrolment = SigningKey.load(folder / "identity.pem"), _enrolment(config, folder)
+        with telling_what_is_new(folder / "identity.pem", folder / ENROLMENT):
+            identity, enrolment = SigningKey.load(folder / "identity.pem"), _enrolment(config, folder)
         store = _shuffler_store(config, folder)
         shuffler = Shuffler(store, identity, VerifyKey.from_text(config.coordinator_key), enrolment, config.limits)
         app = ShufflerServer(shuffler, store).app
@@ -92,11 +104,13 @@ def run_coordinator(config: CoordinatorConfig) -> None:
     from shufflerl.network.coordinator.opening import Opener
     from shufflerl.network.web import http
 
+    logs.to_standard_error()
     run, folder = config.run, own_folder(config.folder, "shuffler")
     with http.listening(*address(config.listen)) as sockets:
-        server = CoordinatorServer(
-            lambda: Coordinator(folder, run, Opener(config.workers)), config.shuffler, poll=config.poll_seconds
-        )
+        with telling_what_is_new(folder / "identity.pem", folder / "ledger.db"):
+            server = CoordinatorServer(
+                lambda: Coordinator(folder, run, Opener(config.workers)), config.shuffler, poll=config.poll_seconds
+            )
         about = server.describe()
         http.serve(
             server.app,
@@ -110,16 +124,17 @@ def run_nodes(config: NodeConfig) -> None:
     from shufflerl.network.node.fleet import Fleet
 
     logging.basicConfig(format="shufflerl: %(message)s")
-    fleet = Fleet(
-        config.environment,
-        config.environment_parameters,
-        config.read_invitation(),
-        config.terms,
-        config.read_tokens(),
-        Path(config.folder),
-        workers=config.workers,
-        poll=config.poll_seconds,
-    )
+    with telling_what_is_new(Path(config.folder) / "ledger.db"):
+        fleet = Fleet(
+            config.environment,
+            config.environment_parameters,
+            config.read_invitation(),
+            config.terms,
+            config.read_tokens(),
+            Path(config.folder),
+            workers=config.workers,
+            poll=config.poll_seconds,
+        )
 
     try:
         asyncio.run(_until_told(fleet))

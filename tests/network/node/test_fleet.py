@@ -328,6 +328,7 @@ def test_nodes_say_that_they_wait_and_end_in_order_when_told_to(tmp_path: Path) 
     )
     try:
         assert nodes.stderr is not None
+        assert "There was no" in nodes.stderr.readline()
         told = nodes.stderr.readline()
         assert told.startswith("shufflerl: The shuffler at http://127.0.0.1:9 cannot be reached (")
         nodes.send_signal(signal.SIGTERM)
