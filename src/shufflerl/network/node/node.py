@@ -2,7 +2,8 @@
 
 `Node` is the whole of it for one user:
 
-    node = Node(gymnasium.make("shufflerl/RiverSwim-v0"), invitation, Terms(Budget(1.0, 1e-5)), token, folder)
+    env = gymnasium.make("shufflerl.envs.gym:shufflerl/RiverSwim-v0")
+    node = Node(env, invitation, Terms(Budget(1.0, 1e-5)), token, folder)
     receipt = node.participate()
 
 What keeps it from its shuffler is told by the logger `shufflerl.network.node`: on standard error, if nothing else is
