@@ -47,9 +47,13 @@ ROWS = {
     "optimistic": (
         "`optimistic`, shuffle model",
         "[`optimistic`](optimistic.md), shuffle model",
-        "two who do not collude",
+        "two servers that do not collude, enrolment, honest users",
     ),
-    "SDP-PE": ("SDP-PE, shuffle model", "[SDP-PE](sdp-pe.md), the paper's", "two who do not collude"),
+    "SDP-PE": (
+        "SDP-PE, shuffle model",
+        "[SDP-PE](sdp-pe.md), the paper's",
+        "two servers that do not collude, enrolment, honest users",
+    ),
     "UCBVI-JDP": ("UCBVI-JDP, trusted server", "", ""),
     "UCBVI-JDP, planning rarely": ("the same, planning rarely", "UCBVI, one trusted server", "one server sees all"),
     "UCBVI-LDP": ("UCBVI-LDP, no trust", "UCBVI, local model", "nobody"),

@@ -57,8 +57,8 @@ MAY_IMPORT = {
     "network.coordinator": "counts learners mdp network.faults network.logs network.protocol network.stores "
     "network.web network.workers noise privacy",
     "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy",
-    "network.audit": "counts mdp network.coordinator network.node network.protocol network.shuffler network.stores "
-    "noise privacy",
+    "network.audit": "counts learners mdp network.coordinator network.node network.protocol network.shuffler "
+    "network.stores noise privacy",
     "network.roles": "network.config network.coordinator network.logs network.node network.protocol "
     "network.shuffler network.stores network.web",
     "network.demo": "envs mdp network.protocol network.roles planning",

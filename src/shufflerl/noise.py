@@ -97,9 +97,6 @@ class NoNoise:
         return np.zeros(size)
 
 
-Silent = NoNoise  # its name in the tests of `learners.optimistic`, which are being replaced; goes with them
-
-
 @dataclass(frozen=True)
 class PoissonNoise:
     """Poisson(mean) - mean: the one-bits all users of a batch add to one counter, less their expectation."""

@@ -128,6 +128,7 @@ class TestOursInGymnasium:
         [
             "import gymnasium; gymnasium.make('shufflerl.envs:shufflerl/RiverSwim-v0')",
             "import gymnasium; gymnasium.make('shufflerl.envs.gym:shufflerl/RiverSwim-v0')",
+            "import shufflerl.network, gymnasium; gymnasium.make('shufflerl.envs.gym:shufflerl/RiverSwim-v0')",
             "import gymnasium, shufflerl.envs; gymnasium.make('shufflerl/RiverSwim-v0')",
             "import shufflerl.envs.gym, gymnasium; gymnasium.make('shufflerl/RiverSwim-v0')",
             "import shufflerl.envs as e, gymnasium; e.make('gymnasium', id='shufflerl/RiverSwim-v0', horizon=2)",

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from shufflerl import cli, network
 from shufflerl.arrays import IntArray
-from shufflerl.counts import Trajectories
+from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import MissingExtraError
 from shufflerl.network.audit import Network
 from shufflerl.network.node import composing, node, reporting
@@ -136,6 +136,16 @@ def halved_rate(patch: pytest.MonkeyPatch, least: int = 1) -> None:
     patch.setattr(Protocol, "rate", property(rate))
 
 
+def halved_where_asked_in_part(patch: pytest.MonkeyPatch) -> None:
+    """In every device, where some steps alone are asked for."""
+    real = protocol._noise_tags
+
+    def noise(agreed: Protocol) -> IntArray:
+        return real(agreed if agreed.query == CountQuery.everything(agreed.query) else less(agreed))
+
+    patch.setattr(protocol, "_noise_tags", noise)
+
+
 def halved_in_the_announcement(patch: pytest.MonkeyPatch) -> None:
     real = ShuffledPoisson._noise
     patch.setattr(ShuffledPoisson, "_noise", lambda *given: PoissonNoise(real(*given).mean / 2))
@@ -223,6 +233,7 @@ def shrunk(patch: pytest.MonkeyPatch) -> None:
 
 
 EVERYWHERE: list[tuple[Plant, set[str]]] = [
+    (halved_where_asked_in_part, {"partial queries"}),
     (halved_in_every_device, {"noise law", "message counts"}),
     (halved_in_the_node, {"noise law", "message counts"}),
     (halved_in_the_fleet, {"noise law", "message counts"}),
@@ -249,7 +260,7 @@ FAULTS: list[tuple[Path, Plant, set[str]]] = [
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
-    ("path", "plant", "catchers"), mostly_slow(FAULTS, 4), ids=lambda value: getattr(value, "__name__", None)
+    ("path", "plant", "catchers"), mostly_slow(FAULTS, 6), ids=lambda value: getattr(value, "__name__", None)
 )
 def test_a_fault_planted_into_a_role_is_caught(
     path: Path, plant: Plant, catchers: set[str], monkeypatch: pytest.MonkeyPatch
@@ -274,7 +285,7 @@ def test_half_the_noise_of_many_users_alone_is_caught(path: Path, monkeypatch: p
 def test_the_roles_as_they_are_pass(path: Path) -> None:
     report = audit(CHEAP, level=1e-5, samples=MIN_SAMPLES, system=Network(path))
     assert report.passed, str(report)
-    assert len(report.tests) == 12
+    assert len(report.tests) == 13
     assert (report.path, report.users) == (path, 4)
     for role in ("node", "fleet", "shuffler", "coordinator"):
         assert role in str(report).splitlines()[1]
@@ -283,7 +294,7 @@ def test_the_roles_as_they_are_pass(path: Path) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_what_an_auditor_reads_under_real_seals_is_what_was_done(path: Path) -> None:
     episodes = [Trajectories([[0, 1]], [[0, 0]], [[1, bit]]) for bit in (0, 1, 1, 1, 0)]
-    with Network(path).begin(CHEAP, 5) as (agreed, play):
+    with Network(path).begin(CHEAP, 5, CountQuery.everything(Network.problem)) as (agreed, play):
         for _ in range(2):
             batch = play(episodes)
             sent = [report[report != wire.PADDING] for report in batch.reports]

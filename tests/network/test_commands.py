@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import sys
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
 from shufflerl.errors import InvalidInputError, MissingExtraError, StateMismatchError
-from shufflerl.network import check_installed, demo, roles
+from shufflerl.network import check_installed, demo, logs, roles
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
 from shufflerl.network.node.reporting import Invitation
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.crypto import SigningKey, VerifyKey, enrolled
+from shufflerl.network.web import http
 from tests.test_cli import Call, call
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "network"
@@ -157,6 +160,78 @@ def test_a_shuffler_whose_enrolment_key_is_lost_is_not_given_another(tmp_path: P
     shuffler = ("shuffler", "--coordinator-key", "11" * 32, "--folder", str(tmp_path), "--listen", "127.0.0.1:0")
     for command in (shuffler, ("keys", "--enrolment", str(tmp_path))):
         assert "has shuffler.db but no enrolment.pem" in str(call(*command)[0])
+
+
+@pytest.mark.parametrize(
+    ("role", "made"),
+    [
+        (("shuffler", "--coordinator-key", "11" * 32, "--listen", "127.0.0.1:0"), ["identity.pem", "enrolment.pem"]),
+        (
+            (
+                "coordinator",
+                "--environment",
+                "riverswim",
+                "--episodes",
+                "100",
+                "--epsilon",
+                "1",
+                "--listen",
+                "127.0.0.1:0",
+            ),
+            ["identity.pem", "ledger.db"],
+        ),
+        (
+            (
+                "node",
+                "--epsilon",
+                "1",
+                "--task",
+                "00" * 16,
+                "--coordinator-key",
+                "11" * 32,
+                "--shuffler-key",
+                "22" * 32,
+            ),
+            ["ledger.db"],
+        ),
+        (("keys",), ["identity.pem"]),
+    ],
+    ids=lambda value: value[0],
+)
+def test_what_is_made_in_a_new_folder_is_told_once(
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    role: tuple[str, ...],
+    made: list[str],
+) -> None:
+    """In a mistyped folder a role would be somebody else, or have spent nothing, without a word."""
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    async def begin_and_end(app: Starlette) -> None:
+        async with app.router.lifespan_context(app):
+            pass
+
+    monkeypatch.setattr(roles, "_until_told", nothing)
+    monkeypatch.setattr(http, "serve", lambda app, *_: asyncio.run(begin_and_end(app)))
+    monkeypatch.setattr(logs, "to_standard_error", lambda: None)  # caplog listens instead
+    (tmp_path / "tokens").write_text("00" * wire.TOKEN_BYTES)
+    folder, options = tmp_path / "role", ("--tokens", str(tmp_path / "tokens")) if role[0] == "node" else ()
+    where = (str(folder),) if role[0] == "keys" else ("--folder", str(folder))
+    for _ in range(2):
+        assert call(*role, *where, *options)[0] in (0, None)
+    assert caplog.messages == [f"There was no {folder / name}: a new one is made." for name in made]
+
+
+def test_keys_says_nothing_was_made_where_it_refuses(
+    tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "shuffler.db").touch()
+    assert "no identity.pem" in str(call("keys", str(tmp_path))[0])
+    assert caplog.messages == []
 
 
 def test_status_of_nobody(call: Call) -> None:

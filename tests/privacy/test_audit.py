@@ -18,7 +18,7 @@ import pytest
 from scipy import special, stats
 
 from shufflerl.arrays import FloatArray, IntArray
-from shufflerl.counts import Trajectories
+from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import GaussianNoise, PoissonNoise
 from shufflerl.privacy import audit as audit_module
@@ -45,6 +45,7 @@ STATISTICAL = {
     "privacy curve",
     "noise law",
     "crowd",
+    "partial queries",
     "independence",
     "message counts",
     "unbiasedness",
@@ -81,6 +82,15 @@ def halved_in_crowds() -> InMemory:
         randomize=lambda agreed, one: protocol.randomize(agreed_by(agreed), one),
         analyze=lambda agreed, tags, reports: protocol.analyze(agreed_by(agreed), tags, reports),
     )
+
+
+def halved_where_asked_in_part(drops: Callable[[CountQuery], bool]) -> InMemory:
+    """Half the noise in reports of queries that leave out some steps."""
+
+    def agreed_by(agreed: Protocol) -> Protocol:
+        return with_less_noise(agreed) if drops(agreed.query) else agreed
+
+    return InMemory(randomize=lambda agreed, one: protocol.randomize(agreed_by(agreed), one))
 
 
 def over_half_the_counters() -> InMemory:
@@ -336,6 +346,35 @@ def test_a_planted_fault_is_caught(fault: Callable[[], InMemory], catchers: set[
     assert catchers <= set(report.failures), str(report)
 
 
+@pytest.mark.parametrize(
+    "drops",
+    [
+        lambda query: len(query.reward_steps) < query.horizon,
+        lambda query: len(query.transition_steps) < query.horizon - 1,
+        lambda query: 0 < len(query.reward_steps) < query.horizon,
+        lambda query: 0 < len(query.transition_steps) < query.horizon - 1,
+        lambda query: not query.reward_steps,
+        lambda query: not query.transition_steps,
+        lambda query: query.touched_counters == 2,
+    ],
+    ids=["rewards", "transitions", "some rewards", "some transitions", "all rewards", "all transitions", "most"],
+)
+def test_half_the_noise_of_partial_queries_alone_is_caught(drops: Callable[[CountQuery], bool]) -> None:
+    report = audit(CHEAP, samples=MIN_SAMPLES, level=1e-6, system=halved_where_asked_in_part(drops))
+    assert report.failures == ("partial queries",), str(report)
+
+
+def test_noise_too_small_for_a_partial_query_is_caught() -> None:
+    """Announced as drawn, so that the calibration alone shows it."""
+    whole = CountQuery.everything(InMemory().problem).changed_counters
+
+    def too_little(budget: Budget, changed: int) -> PoissonNoise:
+        return PoissonNoise(calibrate(budget, changed).mean * (1.0 if changed == whole else 0.9))
+
+    report = audit(CHEAP, samples=MIN_SAMPLES, level=1e-6, system=InMemory(calibrate=too_little))
+    assert report.failures == ("partial queries",), str(report)
+
+
 @pytest.fixture(scope="module")
 def sound() -> AuditReport:
     return audit(BUDGET, samples=1000, level=1e-5)
@@ -398,8 +437,9 @@ def played() -> audit_module._Played:
     """400 pairs of batches with noise from a seed."""
     rng = np.random.default_rng(8)
     system = InMemory(randomize=lambda agreed, one: by_generator(agreed, one, rng))
-    with system.begin(CHEAP, USERS) as session:
-        found = audit_module._play(audit_module._Bench(system.problem), session, None, 400)
+    bench = audit_module._Bench(CountQuery.everything(system.problem))
+    with system.begin(CHEAP, USERS, bench.query) as session:
+        found = audit_module._play(bench, session, None, 400)
     assert not isinstance(found, str)
     return found
 

@@ -6,6 +6,7 @@ Nothing here can be seeded; every statistical test fails a right protocol with p
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,6 +108,22 @@ def test_the_noise_of_a_crowd_is_what_is_declared(users: int, noise: PoissonNois
         assert_declared(np.bincount(tags, minlength=QUERY.size) - true, noise)
         estimates = analyze(agreed, tags, users)
         np.testing.assert_allclose(estimates, np.bincount(tags, minlength=QUERY.size) - noise.mean, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "noise", [PoissonNoise(307.1), paper_noise(600, 301.0), paper_noise(1, 25_000.0)], ids=["poisson", "rare", "fair"]
+)
+def test_the_noise_is_what_is_declared_whatever_steps_are_asked_for(noise: PoissonNoise | BinomialNoise) -> None:
+    """In each of the 31 queries for some of three steps, on its counters alone; all together fail in 3e-6."""
+    problem = Problem(horizon=3, n_states=2, n_actions=1, episodes=1)
+    users = noise.trials if isinstance(noise, BinomialNoise) and noise.probability != 0.5 else 1
+    episode = Trajectories([[0, 1, 1]], [[0, 0, 0]], [[1, 0, 1]])
+    for moves, pays in itertools.product(itertools.product((0, 1), repeat=2), itertools.product((0, 1), repeat=3)):
+        if any(moves + pays):
+            query = CountQuery(problem, np.flatnonzero(moves), np.flatnonzero(pays))
+            agreed, true = Protocol(query, users, noise), np.bincount(query.tags(episode)[0], minlength=query.size)
+            reports = [randomize(agreed, episode) for _ in range(users)]
+            assert_declared(np.bincount(np.concatenate(reports), minlength=query.size) - users * true, noise)
 
 
 @pytest.mark.parametrize("total", [4999.0, 5001.0, 12_000.0, 1e6])

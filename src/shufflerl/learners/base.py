@@ -41,7 +41,7 @@ class Estimate(Plain):
     meaning: str
 
     @classmethod
-    def within(cls, horizon: int, value: float, low: float, high: float, meaning: str) -> Estimate:
+    def within(cls, horizon: int, *, value: float, low: float, high: float, meaning: str) -> Estimate:
         """An estimate of what is known to be between 0 and the horizon."""
         low, value, high = (min(max(number, 0.0), float(horizon)) for number in (low, value, high))
         return cls(value, low, high, meaning)

@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,8 +21,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shufflerl.arrays import IntArray
-from shufflerl.counts import Trajectories
+from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import ContractError, PrivacyWarning
+from shufflerl.learners.base import Learner
+from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.coordinator import Coordinator, Run
 from shufflerl.network.coordinator.opening import Counted, Opener
@@ -64,17 +67,17 @@ class Network(System):
             self.attacked = "a node and a fleet's workers, masked vectors, shuffler, summing, unmasking and coordinator"
 
     @contextmanager
-    def begin(self, budget: Budget, users: int) -> Iterator[Session]:
+    def begin(self, budget: Budget, users: int, query: CountQuery) -> Iterator[Session]:
         """See `System`."""
         # There is nothing to keep, so no disk to wait for.
         in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with tempfile.TemporaryDirectory(prefix="shufflerl-audit-", dir=in_memory) as folder:
-            runs = [_Run(Path(folder, "0"), self._transport, budget, users)]
+            runs = [_Run(Path(folder, "0"), self._transport, budget, users, query)]
 
             def play(trajectories: Sequence[Trajectories]) -> Transcript:
                 if runs[-1].coordinator.pending is None:
                     runs[-1].coordinator.close()
-                    runs.append(_Run(Path(folder, str(len(runs))), self._transport, budget, users))
+                    runs.append(_Run(Path(folder, str(len(runs))), self._transport, budget, users, query))
                 return runs[-1].play(trajectories)
 
             try:
@@ -112,14 +115,31 @@ class _Read(NamedTuple):
     once: list[bytes]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asking(Run):
+    """A run whose learner asks for these counters, batch after batch."""
+
+    query: CountQuery
+
+    def make_learner(self) -> Learner:
+        learner = super().make_learner()
+        assert isinstance(learner, UCBVI)
+        learner.query = self.query
+        return learner
+
+
 class _Run:
     """A coordinator, a shuffler and as many devices as a batch asks for."""
 
-    def __init__(self, folder: Path, transport: Literal["tags", "sums"], budget: Budget, users: int) -> None:
-        shape, all_that_comes = Network.problem, 10**9
-        problem = Problem(shape.horizon, shape.n_states, shape.n_actions, BATCHES * users)
+    def __init__(
+        self, folder: Path, transport: Literal["tags", "sums"], budget: Budget, users: int, query: CountQuery
+    ) -> None:
+        all_that_comes = 10**9
+        problem = Problem(query.horizon, query.n_states, query.n_actions, BATCHES * users)
         with warnings.catch_warnings(action="ignore", category=PrivacyWarning):  # there is nobody to protect
-            run = Run(problem, "ucbvi", budget, 0, {"batch": users}, transport=transport, excludable=0.0)
+            run = _Asking(
+                problem, "ucbvi", budget, 0, {"batch": users}, transport=transport, excludable=0.0, query=query
+            )
         folder.mkdir()
         self._opener, self._store = _Opener(), _Store(None)
         self.coordinator = Coordinator(folder, run, self._opener)

@@ -124,9 +124,9 @@ def keys(
     from shufflerl.network.protocol.crypto import SigningKey
 
     path = folder / (roles.ENROLMENT if enrolment else "identity.pem")
-    if not path.exists():
-        typer.echo(f"There was no {path}: a new key is made.", err=True)
-    typer.echo(SigningKey.load(path).public)
+    with roles.telling_what_is_new(path):
+        key = SigningKey.load(path)
+    typer.echo(key.public)
 
 
 def tokens(

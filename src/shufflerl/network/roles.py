@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,16 @@ def own_folder(path: str, other: str) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def telling_what_is_new(*secrets: Path) -> Iterator[None]:
+    """Say which of these files are made: in a mistyped folder a role is somebody else, or has spent nothing."""
+    missing = [path for path in secrets if not path.exists()]
+    yield
+    for path in missing:
+        if path.exists():
+            logs.log.warning("There was no %s: a new one is made.", path)
+
+
 def run_shuffler(config: ShufflerConfig) -> None:
     """Serve the shuffler."""
     from shufflerl.network.shuffler.app import ShufflerServer
@@ -51,7 +62,8 @@ def run_shuffler(config: ShufflerConfig) -> None:
     logs.to_standard_error()
     folder = own_folder(config.folder, "coordinator")
     with http.listening(*address(config.listen)) as sockets:
-        identity, enrolment = SigningKey.load(folder / "identity.pem"), _enrolment(config, folder)
+        with telling_what_is_new(folder / "identity.pem", folder / ENROLMENT):
+            identity, enrolment = SigningKey.load(folder / "identity.pem"), _enrolment(config, folder)
         store = _shuffler_store(config, folder)
         shuffler = Shuffler(store, identity, VerifyKey.from_text(config.coordinator_key), enrolment, config.limits)
         app = ShufflerServer(shuffler, store).app
@@ -92,11 +104,13 @@ def run_coordinator(config: CoordinatorConfig) -> None:
     from shufflerl.network.coordinator.opening import Opener
     from shufflerl.network.web import http
 
+    logs.to_standard_error()
     run, folder = config.run, own_folder(config.folder, "shuffler")
     with http.listening(*address(config.listen)) as sockets:
-        server = CoordinatorServer(
-            lambda: Coordinator(folder, run, Opener(config.workers)), config.shuffler, poll=config.poll_seconds
-        )
+        with telling_what_is_new(folder / "identity.pem", folder / "ledger.db"):
+            server = CoordinatorServer(
+                lambda: Coordinator(folder, run, Opener(config.workers)), config.shuffler, poll=config.poll_seconds
+            )
         about = server.describe()
         http.serve(
             server.app,
@@ -110,16 +124,17 @@ def run_nodes(config: NodeConfig) -> None:
     from shufflerl.network.node.fleet import Fleet
 
     logging.basicConfig(format="shufflerl: %(message)s")
-    fleet = Fleet(
-        config.environment,
-        config.environment_parameters,
-        config.read_invitation(),
-        config.terms,
-        config.read_tokens(),
-        Path(config.folder),
-        workers=config.workers,
-        poll=config.poll_seconds,
-    )
+    with telling_what_is_new(Path(config.folder) / "ledger.db"):
+        fleet = Fleet(
+            config.environment,
+            config.environment_parameters,
+            config.read_invitation(),
+            config.terms,
+            config.read_tokens(),
+            Path(config.folder),
+            workers=config.workers,
+            poll=config.poll_seconds,
+        )
 
     try:
         asyncio.run(_until_told(fleet))
@@ -130,6 +145,7 @@ def run_nodes(config: NodeConfig) -> None:
         role="node",
         verdicts=fleet.verdicts,
         unused_tokens=fleet.unused,
+        charged_without_report=fleet.lost,
         uploaded_bytes=fleet.uploaded_bytes,
         peak_mb=peak,
     )
@@ -137,17 +153,26 @@ def run_nodes(config: NodeConfig) -> None:
 
 
 def _conclude(fleet: Fleet) -> None:
-    """Tell what was refused, which is an error: its users were charged and not counted. Tokens left over are none."""
+    """Tell what was refused or lost, an error: its users were charged and not counted. Tokens left over are none."""
     refused = Counter({how: count for how, count in fleet.verdicts.items() if how != Verdict.accepted})
+    if fleet.undelivered:
+        contact.log.warning(
+            "%s reports are not delivered; they are kept, and sent when it is started again.", f"{fleet.undelivered:,}"
+        )
+    troubles = []
+    if fleet.lost:
+        troubles.append(f"{fleet.lost:,} tokens were charged without a report: they have had their turn.")
     if refused:
         reasons = [(how.removeprefix("refused: "), count) for how, count in refused.most_common()]
         titles = {str(reason): f"{ProblemError(reason, '').problem.title}: see" for reason in Reason}
         first = reasons[0][0]
-        raise ShuffleRLError(
+        troubles.append(
             f"{refused.total():,} of {fleet.verdicts.total():,} reports were refused "
             f"({', '.join(f'{count:,} as {reason}' for reason, count in reasons)}), {fleet.unused:,} tokens are left. "
             f"{titles.get(first, 'See')} docs/errors/{first}.md."
         )
+    if troubles:
+        raise ShuffleRLError(" ".join(troubles))
     if fleet.over:
         contact.log.warning(
             "The run is over: %s tokens were not needed; their users played and spent nothing.", f"{fleet.unused:,}"
@@ -155,11 +180,17 @@ def _conclude(fleet: Fleet) -> None:
 
 
 async def _until_told(fleet: Fleet) -> None:
-    """Run the fleet until its tokens are used or it is told to stop; what is not delivered goes out next time."""
+    """Run the fleet until its tokens are used or it is told to stop; told twice, it does not finish what it began."""
     loop, running = asyncio.get_running_loop(), asyncio.current_task()
     assert running is not None
+
+    def told() -> None:
+        if fleet.stopped:
+            running.cancel()
+        fleet.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.cancel)
+        loop.add_signal_handler(number, told)
     try:
         await fleet.run()
     except asyncio.CancelledError:

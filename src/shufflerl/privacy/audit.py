@@ -4,7 +4,7 @@ Nothing here is simulated and nothing can be seeded: users' reports come from th
 operating system's randomness, are mixed by its shuffler and counted by its analyzer. Two batches differ in one user's
 whole trajectory, so that every counter that can change does. What an observer who knows everybody else can tell about
 that user is measured and held against the claim; the noise, the messages and their order are held against their
-declared laws.
+declared laws. Most batches ask for every counter; some ask for fewer, as learners do, and must have all their noise.
 
 What is attacked is a `System`. `InMemory` is the protocol alone, its three functions; `shufflerl.network.audit` has the
 networked system, from nodes to coordinator.
@@ -50,9 +50,17 @@ USERS = 4
 CROWD = 1000
 
 # Tests with a random outcome; each may raise a false alarm with this part of the level.
-_RANDOM_TESTS = 9
+_RANDOM_TESTS = 10
 _CELLS = 32
 _SMALL = Problem(horizon=2, n_states=2, n_actions=2, episodes=1)
+# Queries for some steps alone: of transitions, of rewards, of both, and for one family alone.
+_THREE_STEPS = Problem(horizon=3, n_states=2, n_actions=1, episodes=1)
+_PARTIAL = [
+    CountQuery(_THREE_STEPS, transitions, rewards)
+    for transitions, rewards in [((1,), (0, 1, 2)), ((0, 1), (0, 2)), ((0,), (2,)), ((0, 1), ()), ((), (0, 1, 2))]
+]
+# Noise tags that are awaited of each: where half of them is missing, that is ten deviations.
+_PARTIAL_NOISE = 400
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +90,8 @@ class Session(NamedTuple):
 class System(ABC):
     """What is audited. `path` names it, `attacked` says what is played; `padding` is the message that names no counter.
 
-    An audit that is told nothing else takes its `epsilon` and `samples`: what fits into a quarter of a minute.
+    An audit that is told nothing else takes its `epsilon` and `samples`: what fits into a quarter of a minute. Most is
+    played on its `problem`, whose every counter is asked for.
     """
 
     path: str
@@ -93,8 +102,8 @@ class System(ABC):
     padding: int | None = None
 
     @abstractmethod
-    def begin(self, budget: Budget, users: int) -> AbstractContextManager[Session]:
-        """Batches of so many users, with noise for this budget."""
+    def begin(self, budget: Budget, users: int, query: CountQuery) -> AbstractContextManager[Session]:
+        """Batches of so many users who are asked for these counters, with noise for this budget."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +122,8 @@ class InMemory(System):
     problem: Problem = _SMALL
 
     @contextmanager
-    def begin(self, budget: Budget, users: int) -> Iterator[Session]:
+    def begin(self, budget: Budget, users: int, query: CountQuery) -> Iterator[Session]:
         """See `System`."""
-        query = CountQuery.everything(self.problem)
         agreed = Protocol(query, users, self.calibrate(budget, query.changed_counters))
 
         def play(trajectories: Sequence[Trajectories]) -> Transcript:
@@ -236,15 +244,15 @@ def audit(
     level = checks.real("level", level, above=0, below=1)
     share = level / _RANDOM_TESTS
 
-    bench = _Bench(system.problem)
+    bench = _Bench(CountQuery.everything(system.problem))
     bound, refutable, shortfall = 0.0, math.inf, math.inf
-    with system.begin(budget, users) as session:
+    with system.begin(budget, users, bench.query) as session:
         tests = [bench.sensitivity(), _calibration(budget, session.protocol.noise, bench.changed)]
         played = _play(bench, session, system.padding, samples)
     if isinstance(played, str):
         tests.append(Finding("schema", False, None, f"{played} Nothing else was tested."))
     else:
-        with system.begin(budget, CROWD) as session:
+        with system.begin(budget, CROWD, bench.query) as session:
             crowd = _crowd(bench, session, system.padding, share)
         claimed = privacy_loss(accounting.calibrate(budget, bench.changed), bench.changed)
         bound, finding = _epsilon(played, budget, share)
@@ -257,6 +265,7 @@ def audit(
             _curve(played, claimed, budget, share),
             _noise_law(played, share),
             crowd,
+            _partial_queries(system, budget, users, share),
             _independence(played, share),
             _message_counts(played, share),
             _unbiasedness(played, share),
@@ -284,10 +293,10 @@ _SCHEMA = "Every message is one tag, reports are sorted, batches lose and add no
 class _Bench:
     """A problem so small that all trajectories can be listed: the first is all zeros, in the last nothing is."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.query = CountQuery.everything(problem)
-        choices = [range(problem.n_states), range(problem.n_actions), range(2)]
-        rows = itertools.product(*(itertools.product(some, repeat=problem.horizon) for some in choices))
+    def __init__(self, query: CountQuery) -> None:
+        self.query = query
+        choices = [range(query.n_states), range(query.n_actions), range(2)]
+        rows = itertools.product(*(itertools.product(some, repeat=query.horizon) for some in choices))
         self.trajectories = [Trajectories(*([part] for part in row)) for row in rows]
         #: counts[m, c]: what trajectory m adds to counter c.
         self.counts = np.stack(
@@ -525,6 +534,33 @@ def _crowd(bench: _Bench, session: Session, padding: int | None, level: float) -
     p_value = min(1.0, 2 * float(min(law.cdf(found), law.sf(found - 1))))
     return _judged(
         "crowd", p_value, level, f"{CROWD:,} users add as much noise together ({found} tags, {law.mean():.0f} expected)"
+    )
+
+
+def _partial_queries(system: System, budget: Budget, users: int, level: float) -> Finding:
+    """The noise where some steps alone are asked for: calibrated to these, and on every counter as much as declared."""
+    p_values = []
+    for query in _PARTIAL:
+        bench = _Bench(query)
+        with system.begin(budget, users, query) as session:
+            for fixed in (bench.sensitivity(), _calibration(budget, session.protocol.noise, bench.changed)):
+                if not fixed.passed:
+                    return replace(fixed, name="partial queries")
+            transcripts = math.ceil(_PARTIAL_NOISE / (query.size * session.protocol.noise.mean))
+            batches = [bench.batch(sample, sample % 2, users) for sample in range(transcripts)]
+            played = [_one(bench, session, system.padding, kinds) for kinds in batches]
+        sent, errors = np.zeros(query.size), np.zeros(query.size)
+        for one, kinds in zip(played, batches, strict=True):
+            if isinstance(one, str):
+                return Finding("partial queries", False, None, one)
+            true = bench.counts[kinds].sum(axis=0)
+            sent += np.bincount(one.released, minlength=query.size) - true
+            errors += one.estimates - true
+        mean = transcripts * session.protocol.noise.mean
+        p_values += [float(stats.chi2.sf((excesses**2).sum() / mean, query.size)) for excesses in (sent - mean, errors)]
+        p_values.append(2 * float(stats.norm.sf(abs(sent.sum() - query.size * mean) / math.sqrt(query.size * mean))))
+    return _judged(
+        "partial queries", _least(*p_values), level, f"All noise is there in {len(_PARTIAL)} queries for some steps"
     )
 
 

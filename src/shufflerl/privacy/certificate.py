@@ -22,8 +22,9 @@ ASSUMPTIONS = {
     "honest users": "At least this fraction of the users of each batch add the noise they were told to and keep it to "
     "themselves: {fraction:g}. The more is left out or told, the weaker the guarantee for all.",
     "sound cryptography": "Against the shuffler and the network the guarantee is computational: what they see is "
-    "sealed (HPKE with X25519 and AES-128-GCM), and what they record is safe as long as that is not broken. Against a "
-    "coordinator that sees releases alone no such assumption is needed.",
+    "sealed (HPKE with X25519 and AES-128-GCM; where vectors are summed, masks of AES-128-CTR), and what they record "
+    "is safe as long as that is not broken. Against a coordinator that sees releases alone no such assumption is "
+    "needed.",
     "one report": "A user reports one family and step. Simulated batches of several users draw these independently "
     "for each step, which changes how steps are correlated, not the law of any counter.",
     "trusted server": "One server sees every trajectory in clear and adds the noise itself. Its operator, and whoever "

@@ -125,11 +125,12 @@ class ShuffledPoisson(Mechanism[PoissonNoise]):
 
     Each user adds so much of its share that those of the honest fraction suffice, even if `excludable`, a share of all
     users, are left out who are all honest. `margin` is relative: who multiplies elsewhere what is divided here must
-    not round below what was certified.
+    not round below what was certified. `spare` is the part of delta that is left to what else may go wrong.
     """
 
     excludable: float = 0.0
     margin: float = 0.0
+    spare: float = 0.0
 
     model: ClassVar[str] = "shuffle"
     description: ClassVar[str] = "one-bit messages with Poisson noise tags, shuffled per batch"
@@ -150,7 +151,8 @@ class ShuffledPoisson(Mechanism[PoissonNoise]):
             )
 
     def _relied_on(self, query: CountQuery) -> PoissonNoise:
-        return accounting.calibrate(self.budget, query.changed_counters, self.participations)
+        budget = Budget(self.budget.epsilon, self.budget.delta - self.spare)
+        return accounting.calibrate(budget, query.changed_counters, self.participations)
 
     def _noise(self, query: CountQuery, users: int) -> PoissonNoise:
         mean = self._relied_on(query).mean / (self.honest_fraction - self.excludable) * (1 + self.margin)

@@ -13,7 +13,7 @@ from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.model import Model
 from shufflerl.learners.optimistic.rows import expected_value
 from shufflerl.mdp import MDP, homogeneous
-from shufflerl.noise import GaussianNoise, Noise, Silent
+from shufflerl.noise import GaussianNoise, Noise, NoNoise
 from shufflerl.population import CountPopulation
 from tests.support.examples import random_mdp, random_mixture
 
@@ -31,7 +31,7 @@ def _release(mdp: MDP, users: int, sd: float, seed: int, policies: int = 1) -> t
     """A release of policies drawn at random, and the true visits[h, x, a]."""
     batch = Batch(0, users, random_mixture(mdp, policies, seed), CountQuery.everything(mdp.problem(users)))
     counts = CountPopulation(mdp, seed).play(batch).values.astype(np.float64)
-    noise: Noise = GaussianNoise(sd) if sd else Silent()
+    noise: Noise = GaussianNoise(sd) if sd else NoNoise()
     values = counts + noise.sample(np.random.default_rng(seed), counts.size)
     return Release(batch, values, noise, noise.variance), batch.query.scatter(counts)[1].sum(axis=-1)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,10 +21,11 @@ import httpx2
 import pytest
 
 from shufflerl.errors import StateMismatchError
+from shufflerl.network import roles
 from shufflerl.network.node import fleet as module
 from shufflerl.network.node.composing import compose
 from shufflerl.network.node.fleet import Fleet
-from shufflerl.network.protocol import wire
+from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Terms, UnacceptableError
 from shufflerl.privacy.accounting import Budget
 from tests.network.node.test_node import ENV, TERMS, Place, check_sent, place, releases
@@ -87,6 +91,17 @@ def test_a_batch_that_wants_one_more_gets_it(place: Place) -> None:
     assert place.accepted == place.world.users
 
 
+@pytest.mark.usefixtures("here")
+def test_a_fleet_whose_token_was_spent_elsewhere_says_so(place: Place) -> None:
+    node = place.node("first")
+    node.participate()
+    node.close()
+    with fleet(place, [place.tokens["first"]]) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 20))
+    assert nodes.verdicts == {"refused: replayed": 1}
+    assert place.accepted == 1
+
+
 def test_a_folder_of_one_run_is_refused_for_another(place: Place) -> None:
     """What its users have spent would not be added up."""
     with fleet(place, []):
@@ -135,7 +150,9 @@ def test_a_fleet_sends_nothing_where_its_terms_are_not_met(
 
 
 @pytest.mark.usefixtures("here")
-def test_a_fleet_is_charged_before_anybody_plays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fleet_is_charged_before_anybody_plays(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Who looks while they play finds every charge on disk; killed there, they have had their turn."""
     charged: list[list[str]] = []
 
@@ -154,6 +171,98 @@ def test_a_fleet_is_charged_before_anybody_plays(place: Place, monkeypatch: pyte
     with fleet(place, tokens) as nodes:
         asyncio.run(asyncio.wait_for(nodes.run(), 30))
     assert place.accepted == 0
+    assert "2 tokens were charged by a process that was killed" in caplog.text
+
+
+MANY = 40
+
+
+@pytest.fixture
+def many(place: Place) -> list[bytes]:
+    """Tokens for a batch that is much larger than what a worker has at once."""
+    place.abort()
+    place.announce(0, 1, users=MANY)
+    return [place.world.mint() for _ in range(MANY)]
+
+
+def told_to_stop(
+    place: Place, patch: pytest.MonkeyPatch, *signals: signal.Signals, ended: threading.Event | None = None
+) -> None:
+    """The fifth node of a fleet is sent signals while it plays; everybody's own charge is on disk by then."""
+    played = itertools.count(1)
+
+    def play(*given: Any) -> bytes:
+        own = crypto.report_id(place.world.task, given[-1]).hex()
+        assert any(own in name for name in releases(place.folder / "nodes" / "ledger.db"))
+        if next(played) == 5:
+            for number in signals:
+                os.kill(os.getpid(), number)
+            if ended is not None:
+                assert ended.wait(30)
+        return compose(*given)
+
+    patch.setattr(module, "compose", play)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_fleet_that_is_told_to_stop_finishes_who_was_charged_and_charges_no_others(
+    place: Place, many: list[bytes], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_to_stop(place, monkeypatch, signal.SIGTERM)
+    code, said = run_nodes(place, call, many)
+    charged = releases(place.folder / "nodes" / "ledger.db")
+    assert 5 <= len(charged) <= 2 + module.GROUP * 2
+    assert (code, said["verdicts"]) == (0, {"accepted": len(charged)})
+    assert (said["unused_tokens"], said["charged_without_report"]) == (MANY - len(charged), 0)
+    monkeypatch.setattr(module, "compose", compose)
+    code, said = run_nodes(place, call, many)
+    assert (code, said["verdicts"]) == (0, {"accepted": MANY - len(charged)})
+    assert place.accepted == MANY
+
+
+@pytest.mark.usefixtures("here")
+def test_tokens_that_were_charged_for_nothing_are_told_and_a_failure(
+    place: Place, many: list[bytes], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told twice, a fleet ends at once."""
+    ended = threading.Event()
+    told_to_stop(place, monkeypatch, signal.SIGTERM, signal.SIGINT, ended=ended)
+    monkeypatch.setattr(roles, "peak_memory", lambda _: ended.set())
+    code, said = run_nodes(place, call, many)
+    lost = said["charged_without_report"]
+    kept = sum(said["verdicts"].values())
+    assert lost >= 1
+    assert len(releases(place.folder / "nodes" / "ledger.db")) >= lost + kept
+    assert code == f"shufflerl: {lost} tokens were charged without a report: they have had their turn."
+
+
+@pytest.mark.usefixtures("here")
+def test_a_fleet_that_is_told_to_stop_keeps_what_it_cannot_deliver(
+    place: Place, many: list[bytes], call: Call, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unreachable(*_: Any, **__: Any) -> None:
+        raise httpx2.ConnectError("no route")
+
+    told_to_stop(place, monkeypatch, signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(httpx2.AsyncClient, "post", unreachable)
+        code, said = run_nodes(place, call, many)
+    charged = len(releases(place.folder / "nodes" / "ledger.db"))
+    assert (code, said["verdicts"], said["charged_without_report"]) == (0, {}, 0)
+    assert f"{charged} reports are not delivered; they are kept" in caplog.text
+    with fleet(place, []) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 30))
+        assert (nodes.verdicts, nodes.undelivered) == ({"accepted": charged}, 0)
+
+
+@pytest.mark.usefixtures("here", "many")
+def test_tokens_of_another_enrolment_are_found_out_before_most_are_charged(place: Place) -> None:
+    false = [bytes([number]) * wire.TOKEN_BYTES for number in range(MANY)]
+    with fleet(place, false, connections=2) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 30))
+        assert nodes.verdicts == {"refused: unauthorized": 2}
+        assert len(nodes._ledger.releases) == 2
+        assert nodes.unused == MANY - 2
 
 
 def run_nodes(place: Place, call: Call, tokens: list[bytes]) -> tuple[object, dict[str, Any]]:
@@ -219,6 +328,7 @@ def test_nodes_say_that_they_wait_and_end_in_order_when_told_to(tmp_path: Path) 
     )
     try:
         assert nodes.stderr is not None
+        assert "There was no" in nodes.stderr.readline()
         told = nodes.stderr.readline()
         assert told.startswith("shufflerl: The shuffler at http://127.0.0.1:9 cannot be reached (")
         nodes.send_signal(signal.SIGTERM)

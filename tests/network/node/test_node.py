@@ -19,14 +19,16 @@ import numpy as np
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shufflerl.counts import Batch
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
+from shufflerl.mdp import Mixture
 from shufflerl.network.node import node as module
 from shufflerl.network.node.node import Backoff, Node, Receipt, TimeLimitError
 from shufflerl.network.node.reporting import play
 from shufflerl.network.protocol import wire
-from shufflerl.network.protocol.agreement import Terms, UnacceptableError
+from shufflerl.network.protocol.agreement import Terms, UnacceptableError, announce, parse_announcement
 from shufflerl.network.protocol.wire import Outcome, ProblemError, Verdict
 from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.stores.store import SQLiteStore
@@ -34,7 +36,7 @@ from shufflerl.network.web import contact
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from tests.network.web.test_http import serving
-from tests.support.network_world import PROBLEM, Crash, World, meaning_of, new_identity
+from tests.support.network_world import PROBLEM, QUERY, Crash, World, meaning_of, new_identity
 from tests.support.waiting import PATIENCE
 
 TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
@@ -174,7 +176,7 @@ def test_another_run_composes_against_the_same_budget(place: Place) -> None:
 def test_a_node_that_was_killed_sends_the_very_same_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     node = place.node("a")
     with monkeypatch.context() as patch:
-        patch.setattr(Node, "_deliver", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(Node, "_deliver", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             node.participate()
     kept = node._outbox.get("node", place.world.task)
@@ -518,15 +520,69 @@ def test_any_environment_with_reset_and_step_is_played(caplog: pytest.LogCapture
         Node(Short(), World().invitation, TERMS, b"short", Path("unused"))
 
 
+def test_policies_are_played_as_often_as_their_weights_say() -> None:
+    """Of 2,000 episodes those of the second policy are binomial; seven deviations, probability 3e-12."""
+    policies = np.stack([np.zeros((2, 2)), np.ones((2, 2))]).astype(int)
+    announced = announce(
+        Batch(0, 3, Mixture(policies, [0.2, 0.8]), QUERY),
+        PoissonNoise(2.0),
+        task=bytes(16),
+        attempt=0,
+        tag_key=bytes(32),
+        transport=wire.Transport.tags,
+        excludable=0,
+    )
+    meaning, episodes = parse_announcement(wire.encode(announced)), 2000
+    drawn = np.concatenate([play(ENV, meaning).actions for _ in range(episodes)])
+    assert (drawn[:, 0] == drawn[:, 1]).all()
+    assert abs(drawn[:, 0].sum() - 0.8 * episodes) < 7 * np.sqrt(0.8 * 0.2 * episodes)
+
+
 def test_what_a_verdict_means() -> None:
     def outcome(reason: wire.Reason) -> Outcome:
         verdict = Verdict.duplicate if reason == wire.Reason.duplicate else Verdict.refused
         return Outcome(bytes(16), verdict, ProblemError(reason, "x").problem)
 
-    assert module.settled(Outcome(bytes(16), Verdict.accepted)) == "accepted"
-    assert module.settled(outcome(wire.Reason.duplicate)) == "accepted"
-    assert module.settled(outcome(wire.Reason.replayed)) == "accepted"
-    assert module.settled(outcome(wire.Reason.late)) == "refused: late"
+    for again in (False, True):
+        assert module.settled(Outcome(bytes(16), Verdict.accepted), again=again) == "accepted"
+        assert module.settled(outcome(wire.Reason.duplicate), again=again) == "accepted"
+        assert module.settled(outcome(wire.Reason.late), again=again) == "refused: late"
+    assert module.settled(outcome(wire.Reason.replayed), again=True) == "accepted"
+    assert module.settled(outcome(wire.Reason.replayed), again=False) == "refused: replayed"
+
+
+@pytest.mark.parametrize("trouble", [httpx2.ReadTimeout("lost"), httpx2.ConnectError("no route"), None], ids=str)
+def test_a_token_that_somebody_else_spent_is_not_called_accepted(
+    place: Place, trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the node's own report may have been there before: its answer was lost."""
+    thief, robbed = place.node("thief"), place.node("robbed")
+    robbed._token = thief._token
+    assert thief.participate() == Receipt(0, "accepted")
+    post, troubles = robbed._client.post, [] if trouble is None else [trouble]
+
+    def troubled(*args: Any, **kwargs: Any) -> Any:
+        if troubles:
+            raise troubles.pop()
+        return post(*args, **kwargs)
+
+    monkeypatch.setattr(robbed._client, "post", troubled)
+    unclear = isinstance(trouble, httpx2.ReadTimeout)
+    assert robbed.participate() == Receipt(0, "accepted" if unclear else "refused: replayed")
+    assert place.accepted == 1
+    for node in (thief, robbed):
+        node.close()
+
+
+def test_a_report_of_the_outbox_whose_token_is_spent_is_in(place: Place) -> None:
+    """It may have been sent before its process died."""
+    first, other = place.node("first"), place.node("other")
+    other._token = first._token
+    first._prepare(place.world.checked())
+    assert other.participate() == Receipt(0, "accepted")
+    assert first.participate() == Receipt(0, "accepted")
+    for node in (first, other):
+        node.close()
 
 
 def test_waits_grow_and_vary() -> None:

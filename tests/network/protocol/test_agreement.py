@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from shufflerl.network.protocol import agreement, wire
 from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, parse_announcement
 from shufflerl.network.protocol.wire import OpenBatch, ProblemError, Reason, Signed, Transport
 from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.accounting import Budget, calibrate
+from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
 from tests.support.examples import full_batch, random_mdp, random_mixture
 from tests.support.network_world import QUERY, World, meaning_of, new_identity, open_batch, terms
 
@@ -130,6 +131,25 @@ def test_whoever_is_left_adds_what_is_certified_and_hardly_more(honest: float, s
     left = Fraction(announced.noise(QUERY).mean) * (Fraction(honest) - Fraction(announced.excludable))
     assert announced.charge(QUERY).noise.variance == NEEDED
     assert NEEDED <= left <= NEEDED * (1 + 1e-11)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 10.0, 20.0, 22.0])
+def test_delta_has_room_for_noise_that_does_not_fit_into_a_report(epsilon: float) -> None:
+    """At either of two neighbours with probability exp(-35): it may cost 1 + e^epsilon times that."""
+    budget, cost = Budget(epsilon, 1e-5), (1 + math.exp(epsilon)) * math.exp(-35)
+    assert agreement.overflow(epsilon) == pytest.approx(cost)
+    announced = mechanism(budget, 1.0).noise(QUERY)
+    assert privacy_loss(announced, QUERY.changed_counters).delta(epsilon) + cost <= budget.delta
+    terms(epsilon=epsilon).check(meaning_of(World(), noise_mean=announced.mean))
+    if epsilon >= 20:  # where it is a visible part of delta
+        without = calibrate(budget, QUERY.changed_counters)
+        with pytest.raises(UnacceptableError, match="told to accept no more than 1e-05"):
+            terms(epsilon=epsilon).check(meaning_of(World(), noise_mean=without.mean))
+
+
+def test_an_epsilon_that_makes_rare_events_count_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"epsilon is 30: .* Use an epsilon below 22\.8"):
+        mechanism(Budget(30.0, 1e-5), 1.0)
 
 
 def test_a_node_refuses_small_crowds_and_endless_reports() -> None:

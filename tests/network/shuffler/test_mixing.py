@@ -49,6 +49,27 @@ def test_every_order_of_a_batch_is_equally_likely() -> None:
     assert stats.chisquare(counts).pvalue > 1e-7
 
 
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_large_batch_is_permuted_as_a_small_one(slices: int) -> None:
+    """Of 300,000 tags about one stays in its place, and one before its successor: above 20 with probability 1e-19."""
+    tags = 300_000
+    rows = np.zeros((tags, wire.SEALED_TAG_BYTES), dtype=np.uint8)
+    rows[:, :4] = np.arange(tags, dtype="<u4").view(np.uint8).reshape(-1, 4)
+    if slices == 1:
+        released = mixing.permuted(rows.tobytes())
+    else:
+        store = cast(Store, Parts())
+        for number, slice in enumerate(np.split(rows, slices)):
+            store.keep(ID, f"slice {number}", mixing._spread(store, ID, slice.tobytes(), 3))
+        released = list(mixing._gathered(store, ID, slices, 3))
+    mixed = np.frombuffer(b"".join(released), dtype=np.uint8).reshape(rows.shape)
+    order = np.ascontiguousarray(mixed[:, :4]).view("<u4").ravel().astype(np.int64)
+    assert (np.sort(order) == np.arange(tags)).all()
+    assert (order == np.arange(tags)).sum() <= 20
+    assert (np.diff(order) == 1).sum() <= 20
+    assert abs(np.corrcoef(order, np.arange(tags))[0, 1]) < 6 / np.sqrt(tags)
+
+
 @pytest.fixture
 def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of one report, buckets of a few tags."""

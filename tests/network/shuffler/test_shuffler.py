@@ -139,12 +139,16 @@ def test_an_envelope_cannot_be_passed_on_under_another_id(world: World) -> None:
     assert world.upload(report)[0].verdict == Verdict.accepted
 
 
-def test_strangers_are_refused(world: World) -> None:
+@pytest.mark.parametrize("transport", Transport)
+def test_strangers_are_refused(transport: Transport) -> None:
+    """Whoever has no token, and whoever has one of another report; however reports travel."""
+    world = World(transport=transport)
+    world.announce()
     assert refusal(world, world.marked_report(1, os.urandom(wire.TOKEN_BYTES))) == Reason.unauthorized
     token = world.mint()
     other_id = crypto.report_id(world.task, world.mint())
     checked = world.checked()
-    text = token + bytes(checked.agreement.most_messages * wire.SEALED_TAG_BYTES)
+    text = token + bytes(checked.agreement.envelope_bytes - crypto.SEAL_BYTES - wire.TOKEN_BYTES)
     envelope = crypto.seal(crypto.public_box_key(checked.envelope_key), checked.agreement.envelope_info(other_id), text)
     assert refusal(world, Report(report_id=other_id, envelope=envelope)) == Reason.unauthorized
     assert world.shuffler.refused[Reason.unauthorized] == 2

@@ -106,7 +106,9 @@ class Optimistic(Learner):
             error += weight * _SHOWN * math.sqrt(float(start @ variance))  # as if all erred together
         when = "now" if self.waits else "last"
         meaning = f"of the policies played {when}, give or take {_SHOWN:g} standard errors by the learner's own model"
-        return View(Estimate.within(self.problem.horizon, value, value - error, value + error, meaning))
+        return View(
+            Estimate.within(self.problem.horizon, value=value, low=value - error, high=value + error, meaning=meaning)
+        )
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         values = {"sizes": self.sizes.tolist(), "noise": self.noise, "noise_each": self.noise_each}

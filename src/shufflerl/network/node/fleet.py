@@ -1,12 +1,14 @@
 """Many nodes in one process, for load and for demonstrations: each has a token, an episode and a report of its own.
 
 Nodes of a fleet share one outbox and one ledger, and processes that play and seal. They answer each batch with as many
-nodes as it still wants.
+nodes as it still wants. These are charged in small groups just before they play: told to stop, a fleet charges no
+others and finishes what it began.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -24,8 +26,10 @@ from shufflerl.network.protocol.wire import ProblemError, Reason, Report, State,
 from shufflerl.network.stores.commits import GroupCommit
 from shufflerl.network.web import contact
 from shufflerl.network.workers import pool
-from shufflerl.privacy.ledger import Ledger
+from shufflerl.privacy.ledger import Charge, Ledger
 
+#: The most nodes that are charged at once, for each worker: a commit takes as long as a report or two.
+GROUP = 8
 #: Called with the number of reports that have a verdict.
 Progress = Callable[[int], None]
 
@@ -33,7 +37,8 @@ Progress = Callable[[int], None]
 class Fleet:
     """Runs until every token has been used, or the run is over; then `unused` says how many were not needed.
 
-    It also ends if its first tokens are all refused as not issued: the others would be charged for nothing.
+    It also ends if its first tokens are all refused as not issued: the others would be charged for nothing. Once it has
+    ended, `lost` nodes were charged and have no report, and `undelivered` reports wait in the outbox.
     """
 
     def __init__(
@@ -57,12 +62,15 @@ class Fleet:
         # Of one run: what nodes have spent in others is not added up here, so another run is refused.
         self._ledger = Ledger(f"fleet in run {invitation.task.hex()}", terms.budget, folder / "ledger.db")
         self._pool = pool(workers)
-        self._at_once = connections
+        self._workers, self._at_once = workers, connections
         self._kept = GroupCommit(self._keep)
         self._settled = GroupCommit(self._settle)
         self._poll = poll
         self._contact = contact.Contact(invitation.task, invitation.shuffler)
-        self.unused, self.over = 0, False
+        self._waiting: list[str] = []
+        self._looking: asyncio.Task[tuple[int, bytes] | None] | None = None
+        self.stopped = self.over = False
+        self.lost = self.undelivered = 0
         self.verdicts: Counter[str] = Counter()
         self.uploaded_bytes = 0
 
@@ -70,36 +78,69 @@ class Fleet:
         """Answer batch after batch; reports of an earlier process that were not delivered go first."""
         task = self._invitation.task
         used = {parcel.node: parcel for parcel in self._outbox.of_run(task)}
-        charged = set(self._ledger.releases)  # a node that was charged but has no parcel lost its turn in a crash
-        waiting = [node for node in self._tokens if self._charge_name(node) not in charged]
+        charged = set(self._ledger.releases)
+        self._waiting = [node for node in self._tokens if self._charge_name(node) not in charged]
+        if crashed := len(self._tokens) - len(self._waiting) - len(used.keys() & self._tokens.keys()):
+            contact.log.warning(
+                "%s tokens were charged by a process that was killed before their reports were on disk; they have had "
+                "their turn.",
+                f"{crashed:,}",
+            )
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx2.AsyncClient(
             base_url=self._invitation.shuffler, timeout=contact.TIMEOUT, limits=limits, trust_env=False
         ) as client:
             again = [parcel for parcel in used.values() if parcel.verdict is None]
-            if not again and not waiting:
+            if not again and not self._waiting:
                 contact.log.warning("Every token has had its turn in this run; there is nothing to do.")
-            await self._all(self._deliver(client, parcel, progress) for parcel in again)
-            backoff = Backoff(first=self._poll, most=2.0)
-            self.unused = len(waiting)
-            while waiting and set(self.verdicts) != {f"refused: {Reason.unauthorized}"}:
+            self.undelivered = len(again)
+            await self._all(self._deliver(client, parcel, progress, again=True) for parcel in again)
+            while self._waiting and self._begins:
+                self._looking = asyncio.create_task(self._wanted(client))
                 try:
-                    wanted, batch = await self._open_batch(client)
-                except (httpx2.HTTPError, ProblemError) as reason:
-                    self._contact.failed(reason)
-                    await asyncio.sleep(backoff.wait())
-                    continue
-                self._contact.answered()
-                backoff.reset()
-                if wanted is None:
+                    found = await self._looking
+                except asyncio.CancelledError:
+                    if not self.stopped:
+                        raise
+                    break
+                if found is None:
                     self.over = True
                     break
-                if wanted == 0:
-                    await asyncio.sleep(self._poll)
-                    continue
-                sent, waiting = waiting[:wanted], waiting[wanted:]
-                self.unused = len(waiting)
-                await self._answer(client, batch, sent, progress)
+                await self._answer(client, *found, progress)
+
+    def stop(self) -> None:
+        """Let no other node begin. Those who were charged play; a report that cannot be sent now is kept."""
+        self.stopped = True
+        if self._looking is not None:
+            self._looking.cancel()
+
+    @property
+    def unused(self) -> int:
+        """Tokens that were not charged."""
+        return len(self._waiting)
+
+    @property
+    def _begins(self) -> bool:
+        """Whether other nodes may begin: not when told to stop, nor after refusals as not issued alone."""
+        return not self.stopped and set(self.verdicts) != {f"refused: {Reason.unauthorized}"}
+
+    async def _wanted(self, client: httpx2.AsyncClient) -> tuple[int, bytes] | None:
+        """Wait for a batch that wants reports: how many, and the batch; None if the run is over."""
+        backoff = Backoff(first=self._poll, most=2.0)
+        while True:
+            try:
+                wanted, batch = await self._open_batch(client)
+            except (httpx2.HTTPError, ProblemError) as reason:
+                self._contact.failed(reason)
+                await asyncio.sleep(backoff.wait())
+                continue
+            self._contact.answered()
+            backoff.reset()
+            if wanted is None:
+                return None
+            if wanted > 0:
+                return wanted, batch
+            await asyncio.sleep(self._poll)
 
     async def _open_batch(self, client: httpx2.AsyncClient) -> tuple[int | None, bytes]:
         """How many reports the current batch wants, None if the run is over; and that batch."""
@@ -109,26 +150,41 @@ class Fleet:
             return None if status.state == State.finished else 0, b""
         return status.users - status.accepted, contact.content(await client.get(f"/v1/tasks/{task}/batch"))
 
-    async def _answer(
-        self, client: httpx2.AsyncClient, batch: bytes, nodes: list[str], progress: Progress | None
-    ) -> None:
-        """Let these nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
+    async def _answer(self, client: httpx2.AsyncClient, wanted: int, batch: bytes, progress: Progress | None) -> None:
+        """Let so many nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
         agreement = checked_batch(batch, self._invitation).agreement
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._pool, check, self._env, self._parameters, batch, self._invitation)
         await asyncio.to_thread(self._terms.check, agreement)
         announcement = agreement.announcement
-        self._ledger.record_all([self._charge_name(node) for node in nodes], charge(self._terms, agreement))
+        charged = self._charged(wanted, charge(self._terms, agreement))
+        playing = asyncio.Semaphore(2 * self._workers)  # what keeps the workers busy, and is soon done
 
-        async def take_part(node: str) -> None:
-            report = await loop.run_in_executor(
-                self._pool, compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
-            )
-            parcel = Parcel(node, announcement.task, announcement.batch, announcement.attempt, report)
-            await self._kept.submit(parcel)
-            await self._deliver(client, parcel, progress)
+        async def take_turns() -> None:
+            while True:
+                async with playing:
+                    if (node := next(charged, None)) is None:
+                        return
+                    report = await loop.run_in_executor(
+                        self._pool, compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
+                    )
+                    parcel = Parcel(node, announcement.task, announcement.batch, announcement.attempt, report)
+                    await self._kept.submit(parcel)
+                    self.lost, self.undelivered = self.lost - 1, self.undelivered + 1
+                await self._deliver(client, parcel, progress)
 
-        await self._all(take_part(node) for node in nodes)
+        await self._all(take_turns() for _ in range(self._at_once))
+
+    def _charged(self, wanted: int, cost: Charge) -> Iterator[str]:
+        """Nodes that wait, each to play at once: charged in growing groups, when the first of a group is asked for."""
+        for size in itertools.chain((2,), itertools.repeat(GROUP * self._workers)):
+            group = self._waiting[: min(size, wanted)] if self._begins else []
+            if not group:
+                return
+            self._ledger.record_all([self._charge_name(node) for node in group], cost)
+            del self._waiting[: len(group)]
+            wanted, self.lost = wanted - len(group), self.lost + len(group)
+            yield from group
 
     def _charge_name(self, node: str) -> str:
         return f"node {node} in run {self._invitation.task.hex()}"
@@ -141,8 +197,10 @@ class Fleet:
         await asyncio.to_thread(self._outbox.settle, verdicts)
         return [None] * len(verdicts)
 
-    async def _deliver(self, client: httpx2.AsyncClient, parcel: Parcel, progress: Progress | None) -> None:
-        """Send until there is a verdict; always the same bytes."""
+    async def _deliver(
+        self, client: httpx2.AsyncClient, parcel: Parcel, progress: Progress | None, *, again: bool = False
+    ) -> None:
+        """Send until there is a verdict, always the same bytes; when told to stop, until that does not go well."""
         assert parcel.report is not None
         report = wire.decode(Report, parcel.report)
         upload = wire.encode(Upload(batch=parcel.batch, attempt=parcel.attempt, reports=[report]))
@@ -156,12 +214,16 @@ class Fleet:
                 break
             except (httpx2.HTTPError, ProblemError) as reason:
                 self._contact.failed(reason)  # nothing is known of it; the same bytes again
+                again = again or contact.may_have_arrived(reason)
+            if self.stopped:
+                return
             await asyncio.sleep(backoff.wait())
         self._contact.answered()
-        verdict = settled(outcome)
+        verdict = settled(outcome, again=again)
         self.verdicts[verdict] += 1
         self.uploaded_bytes += len(upload)
         await self._settled.submit((parcel.node, parcel.task, verdict))
+        self.undelivered -= 1
         if progress is not None:
             progress(sum(self.verdicts.values()))
 

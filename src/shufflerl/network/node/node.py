@@ -2,7 +2,8 @@
 
 `Node` is the whole of it for one user:
 
-    node = Node(gymnasium.make("shufflerl/RiverSwim-v0"), invitation, Terms(Budget(1.0, 1e-5)), token, folder)
+    env = gymnasium.make("shufflerl.envs.gym:shufflerl/RiverSwim-v0")
+    node = Node(env, invitation, Terms(Budget(1.0, 1e-5)), token, folder)
     receipt = node.participate()
 
 What keeps it from its shuffler is told by the logger `shufflerl.network.node`: on standard error, if nothing else is
@@ -54,13 +55,16 @@ def take_part(env: Environment, checked: Checked, terms: Terms, token: bytes, le
     return make_report(checked, play(env, agreement), token)
 
 
-def settled(outcome: Outcome) -> str:
-    """The verdict to note for an outcome. A token that is spent was spent by this very report, as nodes make one."""
+def settled(outcome: Outcome, *, again: bool) -> str:
+    """The verdict to note for an outcome of a report that may have arrived before, or of one that cannot have.
+
+    If it may, a token that is spent was spent by this very report, as nodes make one; if not, by somebody else's.
+    """
     if outcome.verdict in (Verdict.accepted, Verdict.duplicate):
         return Verdict.accepted.value
     assert outcome.problem is not None
     reason = outcome.problem.type.rpartition(":")[2]
-    return Verdict.accepted.value if reason == Reason.replayed else f"refused: {reason}"
+    return Verdict.accepted.value if again and reason == Reason.replayed else f"refused: {reason}"
 
 
 class Backoff:
@@ -119,15 +123,14 @@ class Node:
         Raises `RunOverError` where the run ended without this node.
         """
         deadline = time.monotonic() + timeout
-        parcel = self._outbox.get(self._name, self._invitation.task)
-        if parcel is None:
-            parcel = self._prepare(self._wait_for_batch(deadline))
+        found = self._outbox.get(self._name, self._invitation.task)
+        parcel = self._prepare(self._wait_for_batch(deadline)) if found is None else found
         if parcel.verdict is not None:
             raise ContractError(
                 f"This node has taken part in the run already (batch {parcel.batch}, {parcel.verdict}); it "
                 "does so once."
             )
-        return self._deliver(parcel, deadline)
+        return self._deliver(parcel, deadline, again=found is not None)
 
     def _wait_for_batch(self, deadline: float) -> Checked:
         backoff = Backoff(most=5.0)
@@ -161,7 +164,7 @@ class Node:
         self._outbox.put([parcel])
         return parcel
 
-    def _deliver(self, parcel: Parcel, deadline: float) -> Receipt:
+    def _deliver(self, parcel: Parcel, deadline: float, *, again: bool = False) -> Receipt:
         assert parcel.report is not None
         report = wire.decode(Report, parcel.report)
         upload = wire.encode(Upload(batch=parcel.batch, attempt=parcel.attempt, reports=[report]))
@@ -176,8 +179,9 @@ class Node:
                 break
             except (httpx2.HTTPError, ProblemError) as reason:
                 trouble = self._contact.failed(reason).detail
+                again = again or contact.may_have_arrived(reason)
             self._pause(backoff, deadline, f"The report was not delivered in time and is kept; the last was: {trouble}")
-        verdict = settled(outcome)
+        verdict = settled(outcome, again=again)
         if outcome.problem is not None and verdict != Verdict.accepted:
             contact.log.warning("The report for batch %d was refused: %s", parcel.batch, outcome.problem.detail)
         self._outbox.settle([(parcel.node, parcel.task, verdict)])

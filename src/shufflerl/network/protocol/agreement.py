@@ -114,7 +114,7 @@ def messages_per_report(protocol: Protocol) -> int:
     """Messages in every report of tags: as many as any user of the batch may need, filled up with padding.
 
     A user who draws more noise than fits leaves some of it out. In a whole batch that happens with probability below
-    exp(-35), which is less than the accountant adds to every delta for its own rounding.
+    exp(-35); what it costs is `overflow`, for which every batch has delta to spare.
     """
     mean = float(protocol.rate) * protocol.query.size
     return protocol.query.touched_counters + masking.most_poisson(mean, protocol.users)
@@ -203,8 +203,22 @@ def mechanism(budget: Budget, honest_fraction: float, excludable: float = 0.0) -
     """What every node with this budget and assumption will accept; `excludable` is a share of the users."""
     from shufflerl.privacy.mechanism import ShuffledPoisson
 
+    if (spare := overflow(budget.epsilon)) > budget.delta / 2:
+        raise InvalidInputError(
+            f"epsilon is {budget.epsilon:g}: that noise may not fit into a report then takes delta {spare:.2g}, more "
+            f"than half of {budget.delta:g}. Use an epsilon below {math.log(budget.delta / 2 / masking.OVERFLOW):.1f}."
+        )
     # A hair more, so that dividing here and multiplying at the node cannot round below what was certified.
-    return ShuffledPoisson(budget, 1, honest_fraction, excludable, margin=1e-12)
+    return ShuffledPoisson(budget, 1, honest_fraction, excludable, margin=1e-12, spare=spare)
+
+
+def overflow(epsilon: float) -> float:
+    """What delta grows by as noise may not fit into a report.
+
+    If two batches are (epsilon, delta)-indistinguishable but for an event of probability p in either, they are so with
+    delta + p + e^epsilon p.
+    """
+    return (1 + math.exp(min(epsilon, 700.0))) * masking.OVERFLOW
 
 
 @dataclass(frozen=True)
@@ -252,7 +266,8 @@ class Terms:
                 f"Batch {announcement.batch} may take {agreement.most_messages:,} messages from one node; this one "
                 f"was told to send no more than {self.most_messages:,} (most_messages). It does not take part."
             )
-        delta = privacy_loss(self.honest_noise(agreement), changed).delta(self.budget.epsilon)
+        epsilon = self.budget.epsilon
+        delta = privacy_loss(self.honest_noise(agreement), changed).delta(epsilon) + overflow(epsilon)
         if delta > self.budget.delta:
             share = announcement.excludable / announcement.users
             needed = mechanism(self.budget, self.honest_fraction, share).noise(agreement.protocol.query)

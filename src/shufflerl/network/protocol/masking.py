@@ -20,8 +20,9 @@ from shufflerl.network.protocol import wire
 #: Counters modulo 2^16 or 2^32.
 Words = NDArray[np.unsignedinteger]
 
-# What all that honest users do stays below but with probability exp(-35): far below any delta that can be certified.
+# What all that honest users do stays below but with probability exp(-35); `agreement.overflow` says what that costs.
 _EXPONENT = 35.0
+OVERFLOW = math.exp(-_EXPONENT)
 
 
 def most_poisson(mean: float, cases: float) -> int:

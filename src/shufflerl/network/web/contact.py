@@ -66,6 +66,11 @@ def explained(reason: httpx2.HTTPError | ProblemError, at: str) -> ProblemError:
     return ProblemError(Reason.unreachable, f"The shuffler at {at} cannot be reached ({why}).")
 
 
+def may_have_arrived(reason: httpx2.HTTPError | ProblemError) -> bool:
+    """Whether what was sent may be there though this came back: not if there never was a connection."""
+    return not isinstance(reason, httpx2.ConnectError | httpx2.ConnectTimeout)
+
+
 class Contact:
     """A node's contact with the shuffler of its run: what is in the way is told once, and when it is over."""
 
