@@ -74,9 +74,9 @@ def web_address(name: str, value: Any) -> str:
     """An address such as https://shuffler.example, without a slash at its end."""
     try:
         parts = urlsplit(value)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = isinstance(value, str) and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         good = good and not (parts.username or parts.password or parts.query or parts.fragment)
-    except (AttributeError, ValueError):  # of other types, and of ports that are no numbers
+    except (AttributeError, TypeError, ValueError):  # of other types, and of ports that are no numbers
         good = False
     if not good or any(character.isspace() for character in value):
         raise InvalidInputError(f"{name} is {value!r}; expected an address such as http://127.0.0.1:8742.")

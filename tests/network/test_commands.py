@@ -118,6 +118,14 @@ def test_tokens_of_a_mistyped_folder_are_refused_and_nothing_is_made(tmp_path: P
     assert [path.name for path in tmp_path.rglob("*")] == ["role"]
 
 
+def test_an_environment_that_there_is_not_is_refused_at_the_door(tmp_path: Path, call: Call) -> None:
+    node = ("node", "--epsilon", "1", "--folder", str(tmp_path / "node"))
+    assert "no environment 'nope'" in str(call(*node, "--environment", "nope")[0])
+    (tmp_path / "node.toml").write_text("epsilon = 1.0\nenvironment_parameters = { n_stats = 3 }\n")
+    assert "has no parameter 'n_stats'" in str(call("node", str(tmp_path / "node.toml"))[0])
+    assert not (tmp_path / "node").exists()
+
+
 def test_a_role_without_its_settings_says_so(call: Call) -> None:
     assert "coordinator_key" in str(call("shuffler")[0])
     assert "episodes" in str(call("coordinator")[0])

@@ -154,6 +154,14 @@ class NodeConfig(Config, frozen=True):
         """What the node accepts."""
         return Terms(Budget(self.epsilon, self.delta), self.honest_fraction, self.min_batch_size, self.most_messages)
 
+    def check_environment(self) -> None:
+        """Refuse one that there is not, or with parameters that it does not have, before there is a batch to play."""
+        from shufflerl import envs
+
+        envs.ENVIRONMENTS.entry(self.environment)
+        for key in self.environment_parameters:
+            envs.ENVIRONMENTS.parameter(self.environment, key)
+
     def read_tokens(self) -> list[bytes]:
         """The tokens, one per line and user."""
         try:

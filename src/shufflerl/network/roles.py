@@ -124,6 +124,7 @@ def run_nodes(config: NodeConfig) -> None:
     from shufflerl.network.node.fleet import Fleet
 
     logging.basicConfig(format="shufflerl: %(message)s")
+    config.check_environment()
     with telling_what_is_new(Path(config.folder) / "ledger.db"):
         fleet = Fleet(
             config.environment,

@@ -585,6 +585,15 @@ def test_a_report_of_the_outbox_whose_token_is_spent_is_in(place: Place) -> None
         node.close()
 
 
+@pytest.mark.parametrize("address", [[], None, 5, b"http://127.0.0.1:8742", ("http://127.0.0.1",)], ids=repr)
+def test_what_is_no_invitation_is_refused_in_one_sentence(address: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"shuffler is .* expected an address"):
+        replace(World().invitation, shuffler=address)
+    given: Any = "invitation.toml"
+    with pytest.raises(InvalidInputError, match=r"The invitation is 'invitation\.toml'; expected an Invitation"):
+        Node(ENV, given, TERMS, bytes(wire.TOKEN_BYTES), tmp_path)
+
+
 def test_waits_grow_and_vary() -> None:
     backoff = Backoff(first=1.0, most=4.0)
     waits = [backoff.wait() for _ in range(5)]

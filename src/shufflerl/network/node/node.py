@@ -22,7 +22,7 @@ from pathlib import Path
 
 import httpx2
 
-from shufflerl.errors import ContractError, ShuffleRLError
+from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError
 from shufflerl.network.node.outbox import Outbox, Parcel
 from shufflerl.network.node.reporting import (
     Checked,
@@ -107,6 +107,10 @@ class Node:
         *,
         name: str = "node",
     ) -> None:
+        if not isinstance(invitation, Invitation):
+            raise InvalidInputError(
+                f"The invitation is {invitation!r}; expected an Invitation, such as Invitation.load(FILE)."
+            )
         self._env = env
         self._invitation = invitation
         self._terms = terms
