@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning
 MDP = riverswim(np.random.default_rng(0), n_states=2, horizon=2)
 RUN = Run(MDP.problem(60), "sdp-pe", Budget(8.0, 1e-5), 7, {"first": 2})
 #: Batches that leave counters out, each with less noise.
-ASKING_LESS = Run(MDP.problem(700), "optimistic", Budget(1.0, 1e-5), 7, {})
+ASKING_LESS = Run(MDP.problem(1500), "optimistic", Budget(1.0, 1e-5), 7, {})
 ENV = TabularEnv(MDP)
 
 
