@@ -24,7 +24,6 @@ import numpy as np
 
 from bench import poisoning
 from shufflerl.errors import PrivacyWarning
-from shufflerl.experiment import Setting
 from shufflerl.experiments import store, suite, tuning
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.compare import interval
@@ -33,6 +32,7 @@ from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import FULL, Family, Runs, family, lost_at_random, mdp_of
 from shufflerl.experiments.figures.lines import DELTA, LINES, OPTIMISTIC, OPTIMISTIC_FREE
 from shufflerl.experiments.figures.suite import times_over
+from shufflerl.experiments.setting import Setting
 from shufflerl.experiments.suite.analysis import CHAMPION, STRICT
 
 ROOT = Path(__file__).parent.parent

@@ -20,7 +20,7 @@ from bench.measure import Figure, in_process, medians, print_measure, seconds, s
 from shufflerl import MDP, CountPopulation, envs, learn, policy_sets, privatizers
 from shufflerl.arrays import BoolArray
 from shufflerl.errors import PrivacyWarning
-from shufflerl.experiment import Setting, run_seeds
+from shufflerl.experiments.setting import Setting, run_seeds
 from shufflerl.history import History
 from shufflerl.learners.sdp_pe import SDPPE
 from shufflerl.privatizers.base import Privatizer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shufflerl.experiment import Setting, prepare
+from shufflerl.experiments.setting import Setting, prepare
 from shufflerl.learners import LEARNERS
 from shufflerl.loop import learn
 

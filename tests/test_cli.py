@@ -13,8 +13,9 @@ import typer
 from rich.progress import Progress, TaskID
 
 import shufflerl
-from shufflerl import cli, experiment, options
-from shufflerl.experiment import Setting
+from shufflerl import cli, options
+from shufflerl.experiments import setting as settings
+from shufflerl.experiments.setting import Setting
 
 Call = Callable[..., tuple[object, str]]
 
@@ -87,7 +88,7 @@ def test_a_figure_that_cannot_be_saved_is_refused_before_the_run(
     call: Call, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(experiment, "run_seeds", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr(settings, "run_seeds", lambda *_: pytest.fail("it was run"))
     code, text = call(*RUN, "--json", "--plot", str(tmp_path / name))
     assert str(code).startswith("shufflerl: Cannot write ")
     assert text == ""

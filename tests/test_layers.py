@@ -41,10 +41,9 @@ MAY_IMPORT = {
     "loop": "history learners mdp population privatizers",
     "episodes_kernels": "learners planning_kernels population_kernels",
     "episodes": "episodes_kernels layout learners mdp population privatizers",
-    "experiment": "counts envs history learners loop mdp population privacy privatizers",
-    "plots": "experiment mdp",
-    "experiments": "counts envs estimation experiment history learners loop mdp noise planning plots "
-    "privacy privatizers",
+    "plots": "",
+    "experiments": "counts envs estimation history learners loop mdp noise planning plots population privacy "
+    "privatizers",
     # The network: no simulation, and no role knows another.
     "network.faults": "",
     "network.logs": "",
@@ -63,7 +62,7 @@ MAY_IMPORT = {
     "network.shuffler network.stores network.web",
     "network.demo": "envs mdp network.protocol network.roles planning",
     "network.commands": "network.config network.demo network.node network.protocol network.roles privacy",
-    "cli": "envs experiment experiments learners network.audit network.commands plots privacy privatizers",
+    "cli": "envs experiments learners network.audit network.commands privacy privatizers",
     "__main__": "cli",
 }
 

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shufflerl import envs, experiment, learners, privatizers
+from shufflerl import envs, learners, privatizers
 from shufflerl.errors import InvalidInputError
-from shufflerl.experiment import Setting, run
+from shufflerl.experiments import setting as settings
+from shufflerl.experiments.setting import Setting, run
 from shufflerl.loop import learn
 from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.seeding import ROLES, Seed, stream
@@ -64,7 +65,7 @@ def test_an_experiment_gives_environment_users_noise_and_learner_streams_of_thei
         return learn(learner, population, privatizer, **options)
 
     monkeypatch.setattr(envs.ENVIRONMENTS, "make", watched_make)
-    monkeypatch.setattr(experiment, "learn", watched_learn)
+    monkeypatch.setattr(settings, "learn", watched_learn)
 
     def origins(seed: Seed) -> set[tuple[Any, ...]]:
         assert isinstance(seed, int)

@@ -14,7 +14,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from shufflerl import envs, learners, privatizers
     from shufflerl.counts import Batch, CountQuery, Counts, Release, Trajectories
-    from shufflerl.experiment import Setting, run, run_seeds
+    from shufflerl.experiments.setting import Setting, run, run_seeds
     from shufflerl.history import History
     from shufflerl.learners.base import Learner
     from shufflerl.loop import learn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "counts": ("Batch", "CountQuery", "Counts", "Release", "Trajectories"),
-    "experiment": ("Setting", "run", "run_seeds"),
+    "experiments.setting": ("Setting", "run", "run_seeds"),
     "history": ("History",),
     "learners.base": ("Learner",),
     "loop": ("learn",),

@@ -21,7 +21,7 @@ from shufflerl.options import DELTA_HELP, AsJson
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shufflerl.experiment import Run, Setting
+    from shufflerl.experiments.setting import Run, Setting
     from shufflerl.privacy.audit import System
 
 app = typer.Typer(
@@ -117,7 +117,7 @@ def run(
     """Run a learner on an environment and report its regret."""
     from shufflerl import checks
     from shufflerl.envs import ENVIRONMENTS
-    from shufflerl.experiment import Setting, summary
+    from shufflerl.experiments.setting import Setting, summary
     from shufflerl.learners import LEARNERS
     from shufflerl.privatizers import PRIVATIZERS
 
@@ -138,7 +138,7 @@ def run(
     )
     count, first = checks.whole("seeds", seeds, least=1), checks.whole("seed", seed, least=0)
     if plot is not None:
-        from shufflerl.plots import check_plot, regret_curve
+        from shufflerl.experiments.curves import check_plot, regret_curve
 
         check_plot(setting, first, plot)
     runs = _run_with_progress(setting, range(first, first + count), quiet=as_json)
@@ -307,7 +307,7 @@ def _run_with_progress(setting: Setting, seeds: range, *, quiet: bool) -> list[R
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from shufflerl.compiling import when_compiling
-    from shufflerl.experiment import run_seeds
+    from shufflerl.experiments.setting import run_seeds
 
     columns = (
         TextColumn("{task.description}"),
@@ -331,7 +331,7 @@ def _print_summary(figures: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from shufflerl.experiment import described
+    from shufflerl.experiments.setting import described
     from shufflerl.privacy.certificate import at_most
 
     episodes, seeds, regret, seconds = (figures[key] for key in ("episodes", "seeds", "regret", "seconds"))

@@ -13,9 +13,9 @@ from scipy import stats
 from shufflerl import cli
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.experiment import Setting
 from shufflerl.experiments import compare, store
 from shufflerl.experiments.cells import Cell, Result, curve_episodes
+from shufflerl.experiments.setting import Setting
 
 EPISODES = 400
 

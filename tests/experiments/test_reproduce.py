@@ -17,7 +17,6 @@ from matplotlib import image
 from shufflerl import cli
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import LostWorkersError, StateMismatchError, StorageError
-from shufflerl.experiment import Setting
 from shufflerl.experiments import report, store, tuning
 from shufflerl.experiments.claims import OURS, Verdict
 from shufflerl.experiments.figures import (
@@ -37,6 +36,7 @@ from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, OPTIMISTIC_FR
 from shufflerl.experiments.figures.scaling import VALUES, Point
 from shufflerl.experiments.measuring import measure
 from shufflerl.experiments.reproduce import RUNS, TIMINGS, TUNING, in_order, reproduce
+from shufflerl.experiments.setting import Setting
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow(2)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from shufflerl.errors import StateMismatchError, StorageError
-from shufflerl.experiment import Setting
 from shufflerl.experiments import engine, store
 from shufflerl.experiments.cells import Cell, Result, run_cell
+from shufflerl.experiments.setting import Setting
 from tests.support.waiting import PATIENCE
 
 CELLS = [

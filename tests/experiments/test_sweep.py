@@ -13,9 +13,9 @@ import pytest
 
 from shufflerl import cli
 from shufflerl.errors import InvalidInputError, LostWorkersError, MissingExtraError
-from shufflerl.experiment import Setting, run
 from shufflerl.experiments import engine, store
 from shufflerl.experiments.cells import Cell, curve_episodes, run_cell
+from shufflerl.experiments.setting import Setting, run
 from shufflerl.experiments.sweep import read
 from tests.support.waiting import PATIENCE, until
 

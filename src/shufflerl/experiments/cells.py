@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from shufflerl import experiment
 from shufflerl.errors import MissingExtraError, PrivacyWarning, ShuffleRLError
-from shufflerl.experiment import Setting, described
+from shufflerl.experiments import setting as settings
+from shufflerl.experiments.setting import Setting, described
 
 try:
     from threadpoolctl import threadpool_limits
@@ -93,7 +93,7 @@ def run_cell(cell: Cell) -> Result:
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore", PrivacyWarning)  # said once, when the sweep was checked
         try:
-            run = experiment.run(cell.setting, cell.seed)
+            run = settings.run(cell.setting, cell.seed)
         except ShuffleRLError as error:
             raise type(error)(f"{cell}: {error}") from None
     history, known = run.history, run.optimal_value is not None

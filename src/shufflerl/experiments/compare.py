@@ -19,8 +19,8 @@ import numpy as np
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import frozen
 from shufflerl.errors import InvalidInputError
-from shufflerl.experiment import Setting, described
 from shufflerl.experiments.cells import Result, canonical, contender, curve_episodes
+from shufflerl.experiments.setting import Setting, described
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,9 +22,9 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from shufflerl.errors import LostWorkersError, PrivacyWarning
-from shufflerl.experiment import run
 from shufflerl.experiments.engine import Progress
 from shufflerl.experiments.figures.scaling import Point, grown
+from shufflerl.experiments.setting import run
 from shufflerl.experiments.store import make_folder, write_whole
 
 #: Runs of a point; the shortest counts, as others only ever disturb.

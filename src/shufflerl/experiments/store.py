@@ -22,8 +22,8 @@ from typing import Any, Self
 
 from shufflerl import __version__
 from shufflerl.errors import MissingExtraError, ShuffleRLError, StateMismatchError, StorageError
-from shufflerl.experiment import Setting, prepare
 from shufflerl.experiments.cells import FORMAT, Cell, Result, canonical, curve_episodes
+from shufflerl.experiments.setting import Setting, prepare
 
 try:
     import pyarrow as pa

@@ -17,8 +17,8 @@ from typing import Any
 from shufflerl import checks
 from shufflerl.envs import ENVIRONMENTS
 from shufflerl.errors import InvalidInputError
-from shufflerl.experiment import Setting, prepare
 from shufflerl.experiments.cells import Cell
+from shufflerl.experiments.setting import Setting, prepare
 from shufflerl.learners import LEARNERS
 from shufflerl.mdp import MAX_EPISODES
 from shufflerl.privacy.accounting import Budget

@@ -10,10 +10,10 @@ import numpy as np
 
 from shufflerl import envs
 from shufflerl.arrays import FloatArray
-from shufflerl.experiment import Setting
 from shufflerl.experiments.cells import Cell, Result, canonical, curve_episodes
 from shufflerl.experiments.claims import Claim, spread
 from shufflerl.experiments.figures.lines import DELTA, Line
+from shufflerl.experiments.setting import Setting
 from shufflerl.mdp import MDP
 from shufflerl.planning import policy_values
 

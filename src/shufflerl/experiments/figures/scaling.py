@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shufflerl.experiment import Setting
 from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import Analysis, Evidence, Figure, Size, Table
 from shufflerl.experiments.figures.lines import DELTA, OPTIMISTIC, SDP_PE, UCBVI, UCBVI_JDP
+from shufflerl.experiments.setting import Setting
 from shufflerl.plots import new_figure
 
 EPISODES = 2_000

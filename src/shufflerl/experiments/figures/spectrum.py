@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from shufflerl.arrays import FloatArray
-from shufflerl.experiment import Setting, prepare
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, Outcome, from_some_k, power, shown
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.figures import base, style
 from shufflerl.experiments.figures.lines import OPTIMISTIC, OPTIMISTIC_FREE, PE, SDP_PE, Line
+from shufflerl.experiments.setting import Setting, prepare
 
 ENV = "spectrum"
 EPSILON = 1.0

@@ -26,7 +26,6 @@ from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError, PrivacyWarning
 from shufflerl.estimation import precision
-from shufflerl.experiment import Setting, prepare
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import Claim, Outcome, from_some_k, number, power, shown, spread
 from shufflerl.experiments.compare import interval
@@ -34,6 +33,7 @@ from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import Analysis, Chosen, Evidence, Figure, Size, lost_at_random, mdp_of
 from shufflerl.experiments.figures.bounds import leading
 from shufflerl.experiments.figures.lines import DELTA, PE, SDP_PE
+from shufflerl.experiments.setting import Setting, prepare
 from shufflerl.history import History
 from shufflerl.learners.radius import PaperRadius
 from shufflerl.learners.sdp_pe import SDPPE

@@ -12,8 +12,8 @@ from typing import Any
 
 from shufflerl import checks
 from shufflerl.errors import InvalidInputError, UnknownNameError
-from shufflerl.experiment import Setting
 from shufflerl.experiments.cells import Cell
+from shufflerl.experiments.setting import Setting
 from shufflerl.registry import nearest
 
 #: Name, then the environment and its parameters. A random MDP is one `instance`, the same for all seeds; permuted

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from shufflerl import experiment
 from shufflerl.errors import InvalidInputError
-from shufflerl.experiment import Setting, run, run_seeds, summary
-from shufflerl.plots import check_plot, regret_curve
+from shufflerl.experiments import setting as settings
+from shufflerl.experiments.curves import check_plot, regret_curve
+from shufflerl.experiments.setting import Setting, run, run_seeds, summary
 
 SETTING = Setting("riverswim", "ucbvi", "none", 300)
 
@@ -42,7 +42,7 @@ def test_seconds_do_not_include_the_compiler(monkeypatch: pytest.MonkeyPatch) ->
     def slow_compiler() -> Iterator[Callable[[], float]]:
         yield lambda: 1e6
 
-    monkeypatch.setattr(experiment, "compiler_clock", slow_compiler)
+    monkeypatch.setattr(settings, "compiler_clock", slow_compiler)
     assert run(SETTING, 0).seconds < -9e5
 
 
