@@ -13,6 +13,8 @@ from hypothesis import settings
 from tests.support.nats_cluster import Cluster
 from tests.support.nats_fronts import Front
 
+pytest.register_assert_rewrite("shufflerl.testing")
+
 # The same examples every time, and no clock: what passed here passes elsewhere. HYPOTHESIS_PROFILE=search draws others.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)

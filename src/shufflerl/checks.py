@@ -34,6 +34,21 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     return number
 
 
+def read_whole(text: str | int) -> int:
+    """A whole number as people write it, ValueError if it is none.
+
+    >>> read_whole("20_000"), read_whole("1e4")
+    (20000, 10000)
+    """
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
 def real(name: str, value: Any, *, above: float = -math.inf, below: float = math.inf, closed: bool = False) -> float:
     """A finite number strictly between the bounds, or on them when `closed`."""
     try:

@@ -16,13 +16,14 @@ from shufflerl import __version__
 from shufflerl.errors import MissingExtraError, ShuffleRLError
 from shufflerl.experiments import commands
 from shufflerl.network import commands as network_commands
-from shufflerl.options import DELTA_HELP, AsJson
+from shufflerl.options import DELTA_HELP, AsJson, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shufflerl.experiments.setting import Run, Setting
     from shufflerl.privacy.audit import System
+    from shufflerl.registry import Registry
 
 app = typer.Typer(
     name="shufflerl",
@@ -67,36 +68,61 @@ def version() -> None:
 
 
 @app.command()
-def envs(
-    as_json: AsJson = False,
-) -> None:
+def envs(as_json: AsJson = False) -> None:
     """List the environments and their parameters."""
     from shufflerl.envs import ENVIRONMENTS
 
+    _list(ENVIRONMENTS, as_json)
+
+
+@app.command()
+def learners(as_json: AsJson = False) -> None:
+    """List the learners and their parameters."""
+    from shufflerl.learners import LEARNERS
+
+    _list(LEARNERS, as_json)
+
+
+@app.command()
+def privatizers(as_json: AsJson = False) -> None:
+    """List the privatizers and their parameters."""
+    from shufflerl.privatizers import PRIVATIZERS
+
+    _list(PRIVATIZERS, as_json)
+
+
+def _list(registry: Registry, as_json: bool) -> None:
+    rows = {name: {"summary": registry.summary(name)} | registry.describe(name) for name, _ in registry}
     if as_json:
-        rows = {name: {"summary": entry.summary} | ENVIRONMENTS.describe(name) for name, entry in ENVIRONMENTS}
         typer.echo(to_json(rows))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table("environment", "what it is", "parameters", box=None, pad_edge=False)
-    for name, entry in ENVIRONMENTS:
-        described = ENVIRONMENTS.describe(name)
-        defaults = [f"{key}={value}" for key, value in described["parameters"].items()]
-        table.add_row(f"[bold]{name}[/]", entry.summary, ", ".join([*described["required"], *defaults]))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    for name, row in rows.items():
+        defaults = [f"{key}={value}" for key, value in row["parameters"].items()]
+        parameters = escape(", ".join([*row["required"], *defaults]))
+        table.add_row(name, escape(row["summary"]) + (f"\n[dim]{parameters}[/]" if parameters else ""))
     Console().print(table)
+    typer.echo("Your own: module:name, of a module in this folder or that Python finds.")
 
 
 @app.command()
 def run(
-    env: Annotated[str, typer.Argument(help="Environment; `shufflerl envs` lists them.", metavar="ENV")],
-    learner: Annotated[str, typer.Option(help="Learner.")] = "optimistic",
+    env: Annotated[
+        str, typer.Argument(help="Environment; `shufflerl envs` lists them, module:name is yours.", metavar="ENV")
+    ],
+    learner: Annotated[
+        str, typer.Option(help="Learner; `shufflerl learners` lists them, module:name is yours.")
+    ] = "optimistic",
     privatizer: Annotated[
-        str | None, typer.Option(help="Privatizer.", show_default="shuffle with --epsilon, none without")
+        str | None, typer.Option(help="Privatizer, likewise.", show_default="shuffle with --epsilon, none without")
     ] = None,
-    episodes: Annotated[int, typer.Option(help="Episodes K, one user each.")] = 20_000,
-    seeds: Annotated[int, typer.Option(help="How many seeds to run.")] = 1,
+    episodes: Annotated[int, count("Episodes K, one user each; 1e6 is a number too.")] = 20_000,
+    seeds: Annotated[int, count("How many seeds to run.")] = 1,
     seed: Annotated[int, typer.Option(help="The first seed; the others follow.", metavar="FIRST")] = 0,
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of every user; not with `none`.")] = None,
     delta: Annotated[float | None, typer.Option(help=DELTA_HELP, show_default="1e-5")] = None,
@@ -173,7 +199,7 @@ def calibrate(
     horizon: Horizon = 6,
     states: States = 4,
     actions: Actions = 2,
-    users: Annotated[int, typer.Option(help="Users in a batch; only the number of messages depends on it.")] = 1000,
+    users: Annotated[int, count("Users in a batch; only the number of messages depends on it.")] = 1000,
     gamma: Gamma = 1.0,
     as_json: AsJson = False,
 ) -> None:

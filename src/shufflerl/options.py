@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,3 +10,14 @@ import typer
 DELTA_HELP = "Allowed beyond epsilon: P(seen) <= e^epsilon P'(seen) + delta."
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
+
+
+def _whole(text: str | int) -> int:
+    from shufflerl.checks import read_whole
+
+    return read_whole(text)
+
+
+def count(help: str) -> Any:
+    """An option for a whole number, which may be written as 1e4."""
+    return typer.Option(help=help, parser=_whole, metavar="N")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,49 @@ def test_a_result_of_another_cell_is_damage(folder: Path) -> None:
         store.results(folder)
 
 
-def test_a_folder_of_another_sweep_is_refused_and_left_alone(folder: Path) -> None:
+def test_a_folder_grows_by_exactly_what_is_new(
+    folder: Path, outcome: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More seeds, then another setting: each cell is run once, and nothing that is there is written again."""
+    ran: list[Cell] = []
+
+    def counted(cell: Cell) -> Result:
+        ran.append(cell)
+        return run_cell(cell)
+
+    monkeypatch.setattr(engine, "run_cell", counted)
     was = contents(folder)
-    with pytest.raises(StateMismatchError, match="another sweep: 5 of its 6 cells are among the 5 of this one"):
-        engine.run_cells(CELLS[:-1], folder)
+    seeds = [Cell(cell.setting, cell.seed + 3) for cell in CELLS]
+    end = engine.run_cells([*CELLS, *seeds], folder, workers=1)
+    assert (end.resumed, end.done, end.others) == (6, 12, 0)
+    assert ran == seeds
+    other = [Cell(replace(CELLS[0].setting, episodes=30), 1)]
+    end = engine.run_cells(other, folder, workers=1)
+    assert (end.resumed, end.done, end.others) == (0, 1, 12)
+    assert ran == [*seeds, *other]
+    found = store.results(folder)
+    assert {result.cell.key for result in found} == {cell.key for cell in (*CELLS, *seeds, *other)}
+    assert all(result in found for result in outcome)
+    now = contents(folder)
+    assert [name for name, content in was.items() if now[name] != content] == ["manifest.json"]
+    rows = json.loads(now["manifest.json"])["sweep"]
+    assert [row["seeds"] for row in rows] == [[0, 1, 2, 3, 4, 5]] * 2 + [[1]]
+    assert [row["certificate"] is None for row in rows] == [True, False, True]
+    assert store.results(folder, CELLS) == outcome
+
+
+def test_a_smaller_sweep_leaves_the_folder_alone(folder: Path) -> None:
+    was = contents(folder)
+    assert engine.run_cells(CELLS[:-1], folder).others == 1
     assert contents(folder) == was
+
+
+def test_what_was_begun_and_is_not_asked_for_any_more_is_forgotten(folder: Path, outcome: list[Result]) -> None:
+    cell_file(folder, 5).unlink()
+    assert engine.run_cells(CELLS[:3], folder).others == 2
+    assert store.results(folder) == outcome[:5]
+    assert engine.run_cells(CELLS, folder, workers=1).resumed == 5
+    assert store.results(folder) == outcome
 
 
 @pytest.mark.parametrize("name", ["numpy", "shufflerl", "sources"])

@@ -380,8 +380,11 @@ def test_the_command_runs_resumes_and_reports(
     manifest = json.loads((tmp_path / "out" / "small" / "manifest.json").read_text())
     assert manifest["sweep"][0]["seeds"] == list(range(6))
     edited(file, "seeds = 6", "seeds = 7")
-    code, _, _ = call(*sweep)
-    assert "holds the results of another sweep: 24 of its 24 cells are among the 28" in str(code)
+    code, out, _ = call(*sweep)
+    assert (code, out) == (0, "28 cells in out/small: 24 were there, 4 were run.\n")
+    edited(file, "seeds = 6", "seeds = [9]")
+    code, out, _ = call(*sweep)
+    assert (code, out) == (0, "4 cells in out/small: 0 were there, 4 were run. 28 others are there too.\n")
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

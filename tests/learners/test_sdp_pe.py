@@ -19,7 +19,7 @@ from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation
 from shufflerl.privatizers.base import Privatizer
-from tests.contracts.learner import EPISODES, LearnerContract
+from shufflerl.testing import EPISODES, LearnerContract
 from tests.support.examples import random_mdp
 
 

@@ -16,7 +16,7 @@ from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.privatizers.none import NoPrivacy
-from tests.contracts.learner import LearnerContract
+from shufflerl.testing import LearnerContract
 from tests.support.examples import random_mdp
 
 

@@ -33,12 +33,16 @@ ENVIRONMENTS = Registry(
             "shufflerl.envs.from_gymnasium:from_gymnasium", "any Gymnasium environment with discrete spaces, by its id"
         ),
     },
-    given=("rng",),
+    given=1,  # a generator
+    makes=(MDP, GymSimulator),
+    group="shufflerl.environments",
 )
 
 
 def make(name: str, /, seed: Seed | None = None, **parameters: Any) -> MDP | GymSimulator:
     """The environment `name` with these parameters; whatever in it is random is drawn from `seed`, if there is one.
+
+    "module:my_environment" is a name too: a function of a NumPy generator and of the parameters.
 
     >>> make("riverswim", n_states=6).n_states
     6

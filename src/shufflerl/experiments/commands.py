@@ -50,7 +50,7 @@ def sweep(
     workers: Workers = None,
     backend: On = Backend.loky,
 ) -> None:
-    """Run every combination in a file; run again, it goes on where it stopped."""
+    """Run every combination in a file; run again, it goes on where it stopped. A changed file adds to what is there."""
     from shufflerl.experiments.engine import run_cells
     from shufflerl.experiments.sweep import read
 
@@ -59,7 +59,8 @@ def sweep(
     with _progress(folder) as tell:
         show = partial(tell, file.name, folder)
         end = run_cells(cells, folder, workers=workers, backend=backend.value, progress=show)
-    typer.echo(f"{end.done} cells in {folder}: {end.resumed} were there, {end.done - end.resumed} were run.")
+    more = f" {end.others} others are there too." if end.others else ""
+    typer.echo(f"{end.done} cells in {folder}: {end.resumed} were there, {end.done - end.resumed} were run.{more}")
 
 
 @contextmanager

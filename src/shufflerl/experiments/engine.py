@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from shufflerl import checks
 from shufflerl.errors import InvalidInputError, LostWorkersError, MissingExtraError, StateMismatchError
 from shufflerl.experiments.cells import Cell, Result, run_cell
-from shufflerl.experiments.store import Store, versions
+from shufflerl.experiments.store import Store, versions_of
 
 try:
     import joblib
@@ -27,6 +27,7 @@ except ImportError as missing:
     raise MissingExtraError("Sweeps need joblib; install it with: pip install 'shufflerl[experiments]'.") from missing
 
 Results = Generator[Result, None, None]
+Runner = Callable[[list[Cell], int | None], Results]
 
 #: Where cells run: processes of this machine, or the Ray cluster that `ray.init()` finds or starts.
 BACKENDS = ("loky", "ray")
@@ -37,12 +38,16 @@ MAX_LOST_POOLS = 3
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is: `resumed` cells were there before it began, `damaged` files are being computed anew."""
+    """How far a sweep is: `resumed` cells were there before it began, `damaged` files are being computed anew.
+
+    `others` are cells in the folder that this sweep does not ask for.
+    """
 
     cells: int
     resumed: int
     done: int
     damaged: dict[Path, str]
+    others: int = 0
 
 
 def run_cells(
@@ -55,27 +60,35 @@ def run_cells(
 ) -> Progress:
     """Run the cells that `folder` does not hold yet; `progress` is called at the start and after each one.
 
-    At most `workers` run at a time, None for as many as there are processors.
+    A folder may hold other cells, which stay: a sweep grows by more seeds, values or settings. At most `workers` run
+    at a time, None for as many as there are processors.
     """
     checks.choice("backend", backend, BACKENDS)
     if workers is not None:
         checks.whole("workers", workers, least=1)
-    results = partial(_on_ray, _ray()) if backend == "ray" else _on_processes
+    results: Runner = partial(_on_ray, _ray()) if backend == "ray" else _on_processes
+    if any(own.module.__name__ == "__main__" for cell in cells for own in cell.setting.own):
+        results = _here
     if not cells:
         raise InvalidInputError("There are no cells to run; give at least one.")
     if len({cell.key for cell in cells}) < len(cells):
         raise InvalidInputError("A cell is given twice; give each setting and seed once.")
     with Store(Path(folder), cells) as store:
         finished, damaged = store.scan()
-        now = Progress(len(cells), len(finished), len(finished), damaged)
+        now = Progress(len(cells), len(finished), len(finished), damaged, store.others)
         progress(now)
         missing = [cell for cell in cells if cell.key not in finished]
         with contextlib.closing(results(missing, workers)) as stream:
             for result in stream:
                 store.write(result)
-                now = Progress(now.cells, now.resumed, now.done + 1, damaged)
+                now = replace(now, done=now.done + 1)
                 progress(now)
     return now
+
+
+def _here(cells: list[Cell], _: int | None) -> Results:
+    """Results one by one: no other process would find what a script or notebook defines by itself."""
+    return (run_cell(cell) for cell in cells)
 
 
 def _on_processes(cells: list[Cell], workers: int | None) -> Results:
@@ -150,7 +163,7 @@ def _on_ray(ray: Any, cells: list[Cell], workers: int | None) -> Results:
     try:
         while waiting or running:
             while waiting and len(running) < most:
-                running.append(task.remote(waiting.pop(), versions()))
+                running.append(task.remote(cell := waiting.pop(), versions_of([cell])))
             ready, running = ray.wait(running, num_returns=1)
             try:
                 result: Result = ray.get(ready[0])
@@ -164,7 +177,8 @@ def _on_ray(ray: Any, cells: list[Cell], workers: int | None) -> Results:
 
 def _run_here(cell: Cell, expected: dict[str, str]) -> Result:
     """Run a cell on a machine of a cluster, if it has what the sweep was started with."""
-    differ = [f"{name} {there}, not {expected[name]}" for name, there in versions().items() if there != expected[name]]
+    here = versions_of([cell])
+    differ = [f"{name} {there}, not {expected[name]}" for name, there in here.items() if there != expected[name]]
     if differ:
         raise StateMismatchError(
             f"A machine of the cluster has another version ({'; '.join(differ)}), which may not give the same numbers; "

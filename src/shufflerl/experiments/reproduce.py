@@ -46,7 +46,7 @@ def reproduce(
             backend=backend,
             progress=partial(tell, name, folder / name),
         )
-        return Runs(store.results(folder / name))
+        return Runs(store.results(folder / name, cells))
 
     with warnings.catch_warnings():
         # Figures run far more users than their delta is meant for, so that the noise is the same at every K.

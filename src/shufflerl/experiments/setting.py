@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,24 +19,59 @@ from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP
 from shufflerl.population import CountPopulation, Population, TrajectoryPopulation
 from shufflerl.privacy.certificate import Certificate
+from shufflerl.registry import Own
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What to run, all by name and keyword."""
+    """What to run, all by name and keyword.
+
+    Environment, learner and privatizer may also be given as they are, if they stand at the top of a module: they are
+    then known by where they are found, such as "my_module:MyLearner".
+    """
 
     env: str
     learner: str
     privatizer: str
     episodes: int
-    epsilon: float | None = None
-    delta: float | None = None
-    env_parameters: dict[str, Any] = field(default_factory=dict)
-    learner_parameters: dict[str, Any] = field(default_factory=dict)
-    privatizer_parameters: dict[str, Any] = field(default_factory=dict)
+    epsilon: float | None
+    delta: float | None
+    env_parameters: dict[str, Any]
+    learner_parameters: dict[str, Any]
+    privatizer_parameters: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        checks.whole("episodes", self.episodes, least=1, most=MAX_EPISODES)
+    def __init__(
+        self,
+        env: str | Callable[..., MDP | envs.GymSimulator],
+        learner: str | Callable[..., learners.Learner],
+        privatizer: str | Callable[..., privatizers.Privatizer],
+        episodes: int,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        env_parameters: dict[str, Any] | None = None,
+        learner_parameters: dict[str, Any] | None = None,
+        privatizer_parameters: dict[str, Any] | None = None,
+    ) -> None:
+        values: dict[str, Any] = {
+            "env": envs.ENVIRONMENTS.name(env),
+            "learner": learners.LEARNERS.name(learner),
+            "privatizer": privatizers.PRIVATIZERS.name(privatizer),
+            "episodes": checks.whole("episodes", episodes, least=1, most=MAX_EPISODES),
+            "epsilon": epsilon,
+            "delta": delta,
+            "env_parameters": env_parameters or {},
+            "learner_parameters": learner_parameters or {},
+            "privatizer_parameters": privatizer_parameters or {},
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def own(self) -> tuple[Own, ...]:
+        """What of it is the user's own."""
+        named = {self.env: envs.ENVIRONMENTS, self.learner: learners.LEARNERS, self.privatizer: privatizers.PRIVATIZERS}
+        entries = (registry.entry(name) for name, registry in named.items())
+        return tuple(entry for entry in entries if isinstance(entry, Own))
 
     def environment(self, seed: int) -> MDP | envs.GymSimulator:
         """The environment that a seed's run lives in."""

@@ -1,4 +1,4 @@
-"""A sweep's folder: `manifest.json` says what it is, `cells/KEY.parquet` holds one result each.
+"""A sweep's folder: `manifest.json` says what it is, `cells/KEY.parquet` holds one result each. It may grow.
 
 Every file is written under another name, forced to disk and renamed: a reader sees it whole or not at all, and a sweep
 that is killed loses only the cells that were being run. A lock that dies with its process keeps two sweeps apart.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import inspect
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata, resources
@@ -24,6 +25,7 @@ from shufflerl import __version__
 from shufflerl.errors import MissingExtraError, ShuffleRLError, StateMismatchError, StorageError
 from shufflerl.experiments.cells import FORMAT, Cell, Result, canonical, curve_episodes
 from shufflerl.experiments.setting import Setting, prepare
+from shufflerl.registry import Own
 
 try:
     import pyarrow as pa
@@ -75,6 +77,22 @@ def versions() -> dict[str, str]:
         "shufflerl": __version__,
         "sources": _sources_digest(),
     }
+
+
+def versions_of(cells: Iterable[Cell]) -> dict[str, str]:
+    """And the modules that users' own learners, privatizers and environments are in."""
+    settings = {canonical(asdict(cell.setting)): cell.setting for cell in cells}
+    own = {entry.location: entry for setting in settings.values() for entry in setting.own}
+    return versions() | {location: _digest_of(entry) for location, entry in sorted(own.items())}
+
+
+def _digest_of(own: Own) -> str:
+    """Of its module's source, or of its own where there is no file, as in a notebook."""
+    try:
+        source = inspect.getsource(own.module if hasattr(own.module, "__file__") else own.load())
+    except (OSError, TypeError):
+        source = "unknown"
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def _sources_digest() -> str:
@@ -204,17 +222,28 @@ class Manifest:
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> Self:
         """Of cells to be run here and now. Every setting is made once: what cannot run is refused here."""
-        first: dict[str, Cell] = {}
-        for cell in cells:
-            first.setdefault(canonical(asdict(cell.setting)), cell)
         certificates = []
-        for cell in first.values():
+        for cell in _settings(cells).values():
             try:
                 certificate = prepare(cell.setting, cell.seed).certificate
             except ShuffleRLError as error:
                 raise type(error)(f"{cell}: {error}") from None
             certificates.append(None if certificate is None else certificate.as_dict())
-        return cls(versions(), tuple(cells), tuple(certificates))
+        return cls(versions_of(cells), tuple(cells), tuple(certificates))
+
+    def grown(self, cells: Sequence[Cell], done: Callable[[Cell], bool]) -> Self:
+        """With more cells. What was asked for earlier and is neither done nor asked for now is dropped."""
+        asked = {cell.key for cell in cells}
+        kept = [cell for cell in self.cells if cell.key in asked or done(cell)]
+        there = {cell.key for cell in kept}
+        certificates = dict(zip(_settings(self.cells), self.certificates, strict=True))
+        new = [cell for cell in cells if cell.key not in there]
+        more = type(self).of([cell for cell in new if canonical(asdict(cell.setting)) not in certificates])
+        certificates |= dict(zip(_settings(more.cells), more.certificates, strict=True))
+        together = (*kept, *new)
+        return type(self)(
+            self.versions | versions_of(cells), together, tuple(certificates[text] for text in _settings(together))
+        )
 
     def encode(self) -> bytes:
         """As JSON for people and programs."""
@@ -263,12 +292,21 @@ class Manifest:
         )
 
 
+def _settings(cells: Iterable[Cell]) -> dict[str, Cell]:
+    """Every setting with its first cell."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(canonical(asdict(cell.setting)), cell)
+    return first
+
+
 class Store:
     """An open folder of results; use it as a context manager. Of all its users one at a time may write."""
 
     def __init__(self, folder: Path, cells: Sequence[Cell]) -> None:
         self.folder = folder
         self.cells = tuple(cells)
+        self.others = 0  # cells in the folder that are not among these
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
@@ -298,9 +336,15 @@ class Store:
                 f"{self.folder} is being written by another sweep; wait for it to end, or choose another folder."
             ) from None
         if (self.folder / MANIFEST).exists():
-            self._match(Manifest.read(self.folder))
+            there = Manifest.read(self.folder)
+            self._match(there)
+            manifest = there.grown(self.cells, lambda cell: _path(self.folder, cell).exists())
+            changed = manifest.cells != there.cells
         else:
-            write_whole(self.folder / MANIFEST, Manifest.of(self.cells).encode())
+            manifest, changed = Manifest.of(self.cells), True
+        if changed:
+            write_whole(self.folder / MANIFEST, manifest.encode())
+        self.others = len(manifest.cells) - len(self.cells)
         with _storage(self.folder):
             for leftover in (self.folder / CELLS).glob(f".*{_PARTIAL}"):  # of a sweep that was killed
                 leftover.unlink()
@@ -308,19 +352,13 @@ class Store:
     def _match(self, there: Manifest) -> None:
         changed = [
             f"{name} {there.versions.get(name, 'unknown')} there, {version} here"
-            for name, version in versions().items()
-            if there.versions.get(name) != version
+            for name, version in versions_of(self.cells).items()
+            if there.versions.get(name, version if ":" in name else None) != version  # of users' own there may be more
         ]
         if changed:
             raise StateMismatchError(
                 f"The results in {self.folder} are of another version ({'; '.join(changed)}), and the two may not "
                 "give the same numbers. Finish them with the version that began them, or choose another folder."
-            )
-        mine, its = {cell.key for cell in self.cells}, {cell.key for cell in there.cells}
-        if mine != its:
-            raise StateMismatchError(
-                f"{self.folder} holds the results of another sweep: {len(mine & its)} of its {len(its)} cells are "
-                f"among the {len(mine)} of this one. Choose another folder, or run what was begun there."
             )
 
     def __exit__(self, *_: object) -> None:
@@ -364,9 +402,9 @@ def _read(folder: Path, cell: Cell) -> Result | None:
     return decode(cell, content)
 
 
-def results(folder: Path) -> list[Result]:
-    """Every result of a finished sweep, in the order of its cells."""
-    cells = Manifest.read(folder).cells
+def results(folder: Path, cells: Sequence[Cell] | None = None) -> list[Result]:
+    """Every result of a finished sweep in the order of its cells, or those of these cells alone."""
+    cells = Manifest.read(folder).cells if cells is None else cells
     found = []
     for cell in cells:
         try:

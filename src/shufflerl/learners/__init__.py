@@ -16,12 +16,17 @@ LEARNERS = Registry(
         "optimistic": Entry("shufflerl.learners.optimistic:Optimistic", "optimism on denoised, pooled counts"),
         "ucbvi": Entry("shufflerl.learners.ucbvi:UCBVI", "upper confidence bound value iteration, optimistic"),
     },
-    given=("problem", "seed"),
+    given=2,  # a problem and a seed
+    makes=(Learner,),
+    group="shufflerl.learners",
 )
 
 
 def make(name: str, problem: Problem, seed: Seed, **parameters: Any) -> Learner:
-    """The learner of that name for a problem, with its own stream of random numbers."""
+    """The learner of that name for a problem, with its own stream of random numbers.
+
+    "module:MyLearner" is a name too.
+    """
     learner: Learner = LEARNERS.make(name, problem, seed, **parameters)
     return learner
 

@@ -13,7 +13,7 @@ import typer
 
 from shufflerl.errors import StorageError
 from shufflerl.network import check_installed as _installed
-from shufflerl.options import DELTA_HELP, AsJson
+from shufflerl.options import DELTA_HELP, AsJson, count
 
 File = Annotated[Path | None, typer.Argument(help="Settings as TOML; see docs/network.md.", metavar="[FILE]")]
 Address = Annotated[str, typer.Option(help="Where the coordinator listens.", metavar="URL")]
@@ -70,8 +70,8 @@ def coordinator(
     listen: Annotated[str | None, typer.Option(help="Address; port 0 takes a free one.", metavar="HOST:PORT")] = None,
     shuffler: Annotated[str | None, typer.Option(help="Where the shuffler listens.", metavar="URL")] = None,
     environment: Annotated[str | None, typer.Option(help="Learn this one; only its public part is used.")] = None,
-    learner: Annotated[str | None, typer.Option(help="Learner.")] = None,
-    episodes: Annotated[int | None, typer.Option(help="Users in all, one episode each.")] = None,
+    learner: Annotated[str | None, typer.Option(help="Learner; module:name is your own.")] = None,
+    episodes: Annotated[int | None, count("Users in all, one episode each.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of every user.")] = None,
     delta: Annotated[float | None, typer.Option(help=DELTA_HELP)] = None,
     honest_fraction: Annotated[float | None, typer.Option(help="Share of users relied on for noise.")] = None,

@@ -30,7 +30,9 @@ PRIVATIZERS = Registry(
             "shufflerl.privatizers.local:LocalSampled", "no trust, one step per user, unary encoding"
         ),
     },
-    given=("budget", "service"),
+    given=2,  # a budget and a service
+    makes=(Privatizer,),
+    group="shufflerl.privatizers",
 )
 
 
@@ -46,6 +48,7 @@ def make(
 ) -> Privatizer:
     """The privatizer of that name for a learner, at (epsilon, delta); `none` needs nothing but its name.
 
+    "module:my_privatizer" is a name too: a function of a `Budget` and a `Service`, and of the parameters.
     It serves the learner from the batch on that comes next: after a restart, restore the learner first.
     """
     PRIVATIZERS.entry(name)

@@ -25,7 +25,7 @@ from shufflerl.mdp import MDP, Problem, homogeneous
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privatizers.base import Privatizer
-from tests.contracts.learner import LearnerContract
+from shufflerl.testing import LearnerContract
 from tests.support.examples import random_mdp
 
 
