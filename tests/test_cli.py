@@ -127,6 +127,18 @@ def test_our_environments_are_known_to_gymnasium_in_any_order() -> None:
     assert json.loads(done.stdout)["regret"]["mean"] is None
 
 
+def test_a_gymnasium_environment_is_told_in_its_own_units_and_without_colour_codes(
+    call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = call("run", "gymnasium", "--env-param", "id=CliffWalking", "--env-param", "horizon=14", *RUN[2:])
+    assert code == 0
+    assert "13.8700 per episode, -13.0000 in its own units" in text
+    code, _ = call("run", "gymnasium", "--env-param", "id=Taxi-v3", "--env-param", "horizon=2")
+    assert "Taxi-v4" in str(code)
+    assert "\x1b" not in str(code)
+    assert cli._plain("\x1b[33mWARN: old\x1b[0m") == "WARN: old"
+
+
 def test_an_environment_without_a_table_is_played(call: Call) -> None:
     arguments = ["id=Blackjack-v1", "horizon=5", "reward_low=-1", "reward_high=1"]
     options = [item for argument in arguments for item in ("--env-param", argument)]

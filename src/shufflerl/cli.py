@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import warnings
 from enum import StrEnum
@@ -167,6 +168,7 @@ def run(
         from shufflerl.experiments.curves import check_plot, regret_curve
 
         check_plot(setting, first, plot)
+    _tell_time(setting, first, count)
     runs = _run_with_progress(setting, range(first, first + count), quiet=as_json)
     if plot is not None:
         regret_curve(setting, runs, plot)
@@ -328,6 +330,20 @@ def _networks(path: AuditPath) -> list[System]:
     return [Network(name) for name in ("tags", "sums") if path in (AuditPath.all, name)]
 
 
+def _tell_time(setting: Setting, first: int, seeds: int) -> None:
+    """Of a large problem, before it begins."""
+    from shufflerl.experiments.setting import expected_seconds
+
+    seconds = expected_seconds(setting, first)
+    if seconds is not None and seconds * seeds > 10:
+        long = f"{seconds * seeds:.0f} seconds" if seconds * seeds < 120 else f"{seconds * seeds / 60:.0f} minutes"
+        typer.echo(
+            f"A large problem: by its first batch this will take about {long}. Fewer and larger batches take less, as "
+            "with --learner ucbvi --learner-param batch=1000.",
+            err=True,
+        )
+
+
 def _run_with_progress(setting: Setting, seeds: range, *, quiet: bool) -> list[Run]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -371,15 +387,25 @@ def _print_summary(figures: dict[str, Any]) -> None:
         table.add_row("guarantee", f"{guarantee}, {certificate['model']} model")
         table.add_row("noise", f"sd {certificate['noise_sd']:.4g} {certificate['noise_on']}")
     table.add_row("episodes", f"{episodes:,} x {seeds} seed{'s' * (seeds > 1)}")
+    own = figures["own_units"]
+
+    def owns(key: str, form: str) -> str:
+        return "" if own is None else f", {own[key]:{form}} in its own units"
+
+    if own is not None:
+        table.add_row(
+            "own units", f"rewards of {own['reward_low']:g} to {own['reward_high']:g}; inside they are 0 to 1"
+        )
     if regret["mean"] is None:
         table.add_row("regret", "unknown: this environment has no transition table")
     else:
         spread = "" if regret["sd"] is None else f" ± {regret['sd']:,.1f} (standard deviation over seeds)"
-        table.add_row("regret", f"{regret['mean']:,.1f}{spread}")
-        table.add_row("optimal value", f"{figures['optimal_value']:.4f} per episode")
+        also = "" if own is None else f", {own['regret']['mean']:,.1f} in its own units"
+        table.add_row("regret", f"{regret['mean']:,.1f}{spread}{also}")
+        table.add_row("optimal value", f"{figures['optimal_value']:.4f} per episode{owns('optimal_value', '.4f')}")
     if (earned := figures["reward_per_episode"]) is not None:
         seen = " (what users got: the experimenter's figure, no part of the guarantee)" * (regret["mean"] is None)
-        table.add_row("earned", f"{earned:.4f} per episode{seen}")
+        table.add_row("earned", f"{earned:.4f} per episode{owns('reward_per_episode', '.4f')}{seen}")
     table.add_row("policy switches", f"{figures['switches']['mean']:,.1f}")
     table.add_row("time", f"{seconds:.2f} s, {episodes * seeds / max(seconds, 1e-9):,.0f} episodes/s")
     Console().print(table)
@@ -409,9 +435,14 @@ def _print_stages(records: list[dict[str, Any]], *, table: bool, words: bool) ->
         console.print(f"\n{max(stages, key=lambda stage: stage.eliminated).in_words()}", soft_wrap=True)
 
 
+def _plain(message: object) -> str:
+    """Without the colours that libraries put into their warnings."""
+    return re.sub(r"\x1b\[[\d;]*m", "", str(message))
+
+
 def main() -> None:
     """Run the command line; a mistake of the user's ends in one clear line, not in a traceback."""
-    warnings.showwarning = lambda message, *_: print(f"shufflerl: warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(f"shufflerl: warning: {_plain(message)}", file=sys.stderr)
     try:
         app()
     except ShuffleRLError as error:

@@ -6,6 +6,7 @@ Steps, states and actions count from zero: h = 0..H-1, x = 0..X-1, a = 0..A-1.
 from __future__ import annotations
 
 import hashlib
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,37 @@ from shufflerl.layout import Layout
 MAX_EPISODES = 10**18
 
 
+@dataclass(frozen=True)
+class Units:
+    """An environment's own units: rewards of 0 and 1 are `low` and `high` there, in each of an episode's `steps`.
+
+    >>> cliff = Units(-100.0, 0.0, steps=20)
+    >>> round(cliff.value(19.87), 2), round(cliff.difference(0.5), 2)
+    (-13.0, 50.0)
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    steps: int = 1
+
+    @property
+    def ours(self) -> bool:
+        """Whether they are those that are used inside."""
+        return (self.low, self.high) == (0.0, 1.0)
+
+    def value(self, value: float) -> float:
+        """What an episode earns."""
+        return self.low * self.steps + self.difference(value)
+
+    def difference(self, value: float) -> float:
+        """What is lost against another policy, such as regret."""
+        return (self.high - self.low) * value
+
+
+#: Those that are used inside.
+UNIT = Units()
+
+
 @dataclass(frozen=True, eq=False)
 class MDP:
     """An episodic, finite-horizon, time-dependent MDP with rewards in {0, 1}.
@@ -31,7 +63,8 @@ class MDP:
     law of the first state. `support[h, x, a, x']`, where given, is public knowledge of which transitions can occur.
 
     What is kept are the `probabilities` of the transitions that can occur, in order of `layout`; tables of all are
-    made when they are asked for. `sparse` makes an MDP of many states without any such table.
+    made when they are asked for. `sparse` makes an MDP of many states without any such table. `units` are those in
+    which people know its rewards.
 
     >>> coin = MDP(transitions=np.empty((0, 1, 2, 1)), rewards=[[[0.2, 0.7]]], start=[1.0])
     >>> coin.horizon, coin.n_states, coin.n_actions
@@ -42,6 +75,7 @@ class MDP:
     start: FloatArray
     layout: Layout
     probabilities: FloatArray
+    units: Units = UNIT
 
     def __init__(
         self, transitions: ArrayLike, rewards: ArrayLike, start: ArrayLike, support: ArrayLike | None = None
@@ -88,6 +122,12 @@ class MDP:
         object.__setattr__(self, "rewards", checks.frozen(rewards))
         law = checks.probabilities("start", start, (rewards.shape[1],))
         object.__setattr__(self, "start", checks.frozen(law))
+
+    def measured_in(self, units: Units) -> MDP:
+        """The same MDP, known in these units."""
+        mdp = copy(self)
+        object.__setattr__(mdp, "units", units)
+        return mdp
 
     @cached_property
     def transitions(self) -> FloatArray:

@@ -181,9 +181,15 @@ class TestTables:
         assert mdp.start[0] == 1
         assert (mdp.rewards[:, done] == 0).all()
 
-    def test_taxi(self) -> None:
-        id = max(known for known in gymnasium.registry if known.startswith("Taxi-"))
-        mdp = bridged(id, 3)
+    def test_own_units_lead_back_to_what_gymnasium_pays(self) -> None:
+        """CliffWalking's shortest way takes 13 steps, which cost 1 each."""
+        mdp = bridged("CliffWalking-v1", 20)
+        assert (mdp.units.low, mdp.units.high, mdp.units.steps) == (-100, 0, 20)
+        assert mdp.units.value(mdp.optimal_value) == pytest.approx(-13)
+        assert bridged("FrozenLake-v1", 3).units.ours
+
+    def test_an_id_without_version_is_the_newest(self) -> None:
+        mdp = bridged("Taxi", 3)
         assert (mdp.n_states, mdp.n_actions) == (501, 6)
         assert np.count_nonzero(mdp.start) == 300
         assert np.allclose(mdp.rewards[:, -1], 10 / 30)

@@ -37,6 +37,26 @@ def test_a_reward_nobody_counted_is_null() -> None:
     json.dumps(figures, allow_nan=False)
 
 
+def test_figures_are_in_the_environments_own_units_too() -> None:
+    parameters = {"id": "Blackjack-v1", "horizon": 3, "reward_low": -1.0, "reward_high": 1.0}
+    setting = Setting("gymnasium", "ucbvi", "none", 20, env_parameters=parameters, learner_parameters={"batch": 20})
+    figures = summary(setting, [run(setting, 0)])
+    own = figures["own_units"]
+    assert own["reward_per_episode"] == pytest.approx(2 * figures["reward_per_episode"] - 3)
+    assert -1 <= own["reward_per_episode"] <= 1, "one hand, won or lost"
+    assert own["regret"] == {"mean": None, "sd": None}
+    assert summary(SETTING, [run(SETTING, 0)])["own_units"] is None
+
+
+def test_how_long_a_large_problem_will_take_is_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.expected_seconds(SETTING, 0) is None
+    monkeypatch.setattr(settings, "LARGE", 1)
+    batches = dataclasses.replace(SETTING, learner_parameters={"batch": 100})
+    seconds = settings.expected_seconds(batches, 0)
+    assert seconds is not None
+    assert 0 < seconds < 60
+
+
 def test_seconds_do_not_include_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def slow_compiler() -> Iterator[Callable[[], float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from shufflerl import checks
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.errors import InvalidInputError, UnknownNameError
-from shufflerl.mdp import MDP, Problem, homogeneous
+from shufflerl.mdp import MDP, Problem, Units, homogeneous
 
 if TYPE_CHECKING:
     import gymnasium
@@ -32,13 +33,14 @@ def from_gymnasium(
 ) -> MDP | GymSimulator:
     """The Gymnasium environment `id`, cut or prolonged to `horizon` steps; its own time limit does not apply.
 
-    With a transition table (`P` and `initial_state_distrib`, as FrozenLake, Taxi and CliffWalking have) it becomes an
-    `MDP` with that known support and that start. Without one, but with discrete spaces, it becomes a `GymSimulator`.
-    States are numbered as in Gymnasium, and one more is added at the end: what terminates leads there, and there
-    every action stays and pays a raw reward of 0. Raw rewards are mapped by (r - low)/(high - low), so that a policy
-    of raw value v has value (v - horizon*low)/(high - low). The range is the table's, with the 0 of the added state;
-    a simulator's must be given unless the environment declares a `reward_range`. `options` are keyword arguments of
-    the environment as a JSON object, such as '{"is_slippery": false}'.
+    An id without version, such as Taxi, is the newest that Gymnasium has. With a transition table (`P` and
+    `initial_state_distrib`, as FrozenLake, Taxi and CliffWalking have) it becomes an `MDP` with that known support
+    and that start. Without one, but with discrete spaces, it becomes a `GymSimulator`. States are numbered as in
+    Gymnasium, and one more is added at the end: what terminates leads there, and there every action stays and pays a
+    raw reward of 0. Raw rewards are mapped by (r - low)/(high - low), so that a policy of raw value v has value (v -
+    horizon*low)/(high - low); `units` lead back. The range is the table's, with the 0 of the added state; a
+    simulator's must be given unless the environment declares a `reward_range`. `options` are keyword arguments of the
+    environment as a JSON object, such as '{"is_slippery": false}'.
     """
     del rng
     steps = checks.whole("horizon", horizon, least=1)
@@ -77,6 +79,7 @@ class GymSimulator:
         self._observations, self._actions = _checked_spaces(env)
         self._low, self._high = _reward_range(reward_low, reward_high)
         self.horizon = checks.whole("horizon", horizon, least=1)
+        self.units = Units(self._low, self._high, self.horizon)
         self.n_states = math.prod(self._observations.sizes) + 1
         self.n_actions = self._actions.sizes[0]
 
@@ -140,7 +143,9 @@ def _made(id: str, options: str) -> gymnasium.Env[Any, Any]:
     if not isinstance(arguments, dict):
         raise InvalidInputError(f"options is {options!r}; expected a JSON object such as '{{\"is_slippery\": false}}'.")
     try:
-        env: gymnasium.Env[Any, Any] = library.make(id, max_episode_steps=-1, disable_env_checker=True, **arguments)
+        with warnings.catch_warnings():  # that an id without version is the newest, or that a refused one is old
+            warnings.filterwarnings("ignore", message=".*(latest versioned|out of date)")
+            env: gymnasium.Env[Any, Any] = library.make(id, max_episode_steps=-1, disable_env_checker=True, **arguments)
     except Exception as reason:  # an environment's constructor may raise anything
         unknown = isinstance(reason, library.error.UnregisteredEnv | library.error.DeprecatedEnv)
         if unknown or type(reason) is library.error.Error:
@@ -230,4 +235,5 @@ def _tabular(
     rewards: FloatArray = np.full((states + 1, actions), (0.0 - low) / (high - low))
     rewards[:states] = 0.0
     np.add.at(rewards, (x, a), probability * (raw - low) / (high - low))
-    return homogeneous(transitions, np.clip(rewards, 0.0, 1.0), horizon, start, known_support=True)
+    mdp = homogeneous(transitions, np.clip(rewards, 0.0, 1.0), horizon, start, known_support=True)
+    return mdp.measured_in(Units(low, high, horizon))

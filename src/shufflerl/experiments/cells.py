@@ -15,6 +15,7 @@ import numpy as np
 from shufflerl.errors import MissingExtraError, PrivacyWarning, ShuffleRLError
 from shufflerl.experiments import setting as settings
 from shufflerl.experiments.setting import Setting, described
+from shufflerl.mdp import UNIT, Units
 
 try:
     from threadpoolctl import threadpool_limits
@@ -24,7 +25,7 @@ except ImportError as missing:
     ) from missing
 
 #: What a stored result holds and means; raised whenever that changes, so that old results are never taken for new.
-FORMAT = 1
+FORMAT = 2
 
 #: A regret curve is kept at this many equal steps of the episodes, or at every episode if there are fewer.
 CURVE_STEPS = 200
@@ -70,7 +71,8 @@ class Result:
     """What a cell gave. Two runs of a cell are equal, but for the seconds they took.
 
     `regret`, `optimal_value` and `curve` are None where the environment's truth is unknown, `reward` (per episode)
-    where it was not counted. `curve[i]` is the cumulative regret after `curve_episodes(...)[i]` episodes.
+    where it was not counted; all are as inside, with rewards of 0 to 1, and `units` are the environment's own.
+    `curve[i]` is the cumulative regret after `curve_episodes(...)[i]` episodes.
     """
 
     cell: Cell
@@ -81,6 +83,22 @@ class Result:
     curve: tuple[float, ...] | None
     certificate: dict[str, Any] | None
     seconds: float = field(compare=False)
+    units: Units = UNIT
+
+    @property
+    def own_regret(self) -> float | None:
+        """Regret in the environment's own units."""
+        return None if self.regret is None else self.units.difference(self.regret)
+
+    @property
+    def own_optimal_value(self) -> float | None:
+        """The optimal value in the environment's own units."""
+        return None if self.optimal_value is None else self.units.value(self.optimal_value)
+
+    @property
+    def own_reward(self) -> float | None:
+        """Reward per episode in the environment's own units."""
+        return None if self.reward is None else self.units.value(self.reward)
 
 
 def curve_episodes(episodes: int) -> tuple[int, ...]:
@@ -109,4 +127,5 @@ def run_cell(cell: Cell) -> Result:
         # As JSON would return it, so that a result read back equals the one that was stored.
         certificate=None if run.certificate is None else json.loads(canonical(run.certificate.as_dict())),
         seconds=run.seconds,
+        units=run.units,
     )

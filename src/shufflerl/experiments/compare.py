@@ -1,7 +1,7 @@
 """Which setting is better, and how sure that is: intervals, areas under the curve, paired tests with correction.
 
 Settings are compared where it is fair: in the same environment, over as many episodes, seed by seed. A seed gives all
-of them the same environment, so its differences are paired.
+of them the same environment, so its differences are paired. Figures are in the environment's own units.
 """
 
 from __future__ import annotations
@@ -175,12 +175,14 @@ def _group(results: list[Result], per_budget: bool) -> Group:
     seeds = {tuple(run.cell.seed for run in runs) for runs in members}
     setting = members[0][0].cell.setting
     title = f"{described(setting.env, setting.env_parameters)}, {setting.episodes:,} episodes"
+    if not (units := members[0][0].units).ours:
+        title += f", rewards of {units.low:g} to {units.high:g}"
     if per_budget:
         title += ", no privacy" if setting.epsilon is None else f", epsilon {setting.epsilon:g}"
     if len(seeds) > 1:
         raise InvalidInputError(f"{title}: the settings have different seeds, so they cannot be compared pair by pair.")
     measure: Literal["regret", "reward"] = "reward" if any(run.regret is None for run in results) else "regret"
-    scores = [np.array([getattr(run, measure) for run in runs], dtype=np.float64) for runs in members]
+    scores = [np.array([getattr(run, f"own_{measure}") for run in runs], dtype=np.float64) for runs in members]
     if any(np.isnan(values).any() for values in scores):
         raise InvalidInputError(f"{title}: neither regret nor reward is known of every run; nothing can be compared.")
     sign = 1 if measure == "regret" else -1
@@ -201,7 +203,10 @@ def _group(results: list[Result], per_budget: bool) -> Group:
 def _row(runs: list[Result], scores: FloatArray, p_value: float | None, adjusted: float | None) -> Row:
     setting = runs[0].cell.setting
     known = [run.curve for run in runs if run.curve is not None]
-    curves = np.array(known) if len(known) == len(runs) else None
+    curves: FloatArray | None = None
+    if len(known) == len(runs):
+        curves = np.array(known)
+        curves *= runs[0].units.difference(1.0)
     area = None
     if curves is not None:
         grid = np.array(curve_episodes(setting.episodes), np.float64)

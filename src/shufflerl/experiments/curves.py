@@ -25,8 +25,8 @@ def regret_curve(setting: Setting, runs: list[Run], path: Path) -> None:
     """Save cumulative regret against episodes: the mean over seeds, one standard deviation around it, every seed."""
     if any(run.optimal_value is None for run in runs):
         raise InvalidInputError("This environment's optimal value is unknown, so there is no regret to plot.")
-    grid = np.linspace(0, setting.episodes, 400)
-    curves = np.stack([np.interp(grid, *run.history.curve) for run in runs])
+    grid, units = np.linspace(0, setting.episodes, 400), runs[0].units
+    curves = np.stack([np.interp(grid, *run.history.curve) for run in runs]) * units.difference(1.0)
     figure = new_figure(7.2, 4.2)
     axes = figure.subplots()
     axes.plot(grid, curves.T, color=COLOURS[0], alpha=0.25, linewidth=0.7)
@@ -44,7 +44,12 @@ def regret_curve(setting: Setting, runs: list[Run], path: Path) -> None:
             linewidth=0,
             label="± 1 standard deviation",
         )
-    axes.set(xlabel="episodes", ylabel="cumulative expected regret", xlim=(0, setting.episodes), ylim=(0, None))
+    axes.set(
+        xlabel="episodes",
+        ylabel=f"cumulative expected regret{'' if units.ours else ' in its own units'}",
+        xlim=(0, setting.episodes),
+        ylim=(0, None),
+    )
     axes.set_title(_title(setting), loc="left")
     axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.yaxis.set_major_formatter("{x:,.10g}")

@@ -16,7 +16,7 @@ from shufflerl.compiling import compiler_clock
 from shufflerl.counts import CountQuery
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
-from shufflerl.mdp import MAX_EPISODES, MDP
+from shufflerl.mdp import MAX_EPISODES, MDP, UNIT, Units
 from shufflerl.population import CountPopulation, Population, TrajectoryPopulation
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.registry import Own
@@ -80,7 +80,10 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One seed's run; `records` are its learner's, `seconds` how long it learned, without compilation."""
+    """One seed's run; `records` are its learner's, `seconds` how long it learned, without compilation.
+
+    What it earned and lost is as inside, with rewards of 0 to 1; `units` are the environment's own.
+    """
 
     seed: int
     optimal_value: float | None
@@ -88,6 +91,7 @@ class Run:
     certificate: Certificate | None
     records: list[dict[str, Any]]
     seconds: float
+    units: Units = UNIT
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +102,7 @@ class Prepared:
     learner: learners.Learner
     privatizer: privatizers.Privatizer
     optimal_value: float | None
+    units: Units
 
     @property
     def certificate(self) -> Certificate | None:
@@ -123,7 +128,7 @@ def prepare(setting: Setting, seed: int) -> Prepared:
         seed=seed,
         **setting.privatizer_parameters,
     )
-    return Prepared(population, learner, privatizer, optimal_value)
+    return Prepared(population, learner, privatizer, optimal_value, environment.units)
 
 
 def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
@@ -133,7 +138,22 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
     with compiler_clock() as compiling:
         history = learn(made.learner, made.population, made.privatizer, progress=progress)
         seconds = time.perf_counter() - began - compiling()
-    return Run(seed, made.optimal_value, history, made.certificate, made.learner.records, seconds)
+    return Run(seed, made.optimal_value, history, made.certificate, made.learner.records, seconds, made.units)
+
+
+#: Problems of fewer counters take no time to speak of.
+LARGE = 500_000
+
+
+def expected_seconds(setting: Setting, seed: int) -> float | None:
+    """About how long a run will take, by its first batch; None for problems that are not large."""
+    made = prepare(setting, seed)
+    if made.learner.problem.layout.size < LARGE:
+        return None
+    began = time.perf_counter()
+    with compiler_clock() as compiling:
+        learn(made.learner, made.population, made.privatizer, batches=1)
+        return (time.perf_counter() - began - compiling()) * made.learner.most_batches
 
 
 def run_seeds(
@@ -156,7 +176,7 @@ def summary(setting: Setting, runs: list[Run]) -> dict[str, Any]:
     optima = [run.optimal_value for run in runs if run.optimal_value is not None]
     known = bool(optima)
     earned = float(np.mean([run.history.reward.sum() for run in runs])) / setting.episodes
-    return {
+    figures: dict[str, Any] = {
         "env": setting.env,
         "env_parameters": setting.env_parameters,
         "learner": setting.learner,
@@ -179,4 +199,22 @@ def summary(setting: Setting, runs: list[Run]) -> dict[str, Any]:
         "certificate": None if runs[0].certificate is None else runs[0].certificate.as_dict(),
         "trace": runs[0].records or None,
         "seconds": sum(run.seconds for run in runs),
+    }
+    return figures | {"own_units": _in_own_units(figures, runs[0].units)}
+
+
+def _in_own_units(figures: dict[str, Any], units: Units) -> dict[str, Any] | None:
+    """The same where the environment has units of its own."""
+    if units.ours:
+        return None
+
+    def each(convert: Callable[[float], float], value: float | None) -> float | None:
+        return None if value is None else convert(value)
+
+    return {
+        "reward_low": units.low,
+        "reward_high": units.high,
+        "regret": {key: each(units.difference, figures["regret"][key]) for key in ("mean", "sd")},
+        "reward_per_episode": each(units.value, figures["reward_per_episode"]),
+        "optimal_value": each(units.value, figures["optimal_value"]),
     }

@@ -25,6 +25,7 @@ from shufflerl import __version__
 from shufflerl.errors import MissingExtraError, ShuffleRLError, StateMismatchError, StorageError
 from shufflerl.experiments.cells import FORMAT, Cell, Result, canonical, curve_episodes
 from shufflerl.experiments.setting import Setting, prepare
+from shufflerl.mdp import Units
 from shufflerl.registry import Own
 
 try:
@@ -42,7 +43,7 @@ _PARTIAL = ".partial"
 _DIGEST = b"shufflerl.digest"
 
 _TEXT, _REAL, _WHOLE = pa.string(), pa.float64(), pa.int64()
-#: Parameters and certificates are JSON texts; curves are lists.
+#: Parameters and certificates are JSON texts; curves are lists. What begins with `own_` is in the environment's units.
 SCHEMA = pa.schema(
     [
         ("key", _TEXT),
@@ -60,6 +61,12 @@ SCHEMA = pa.schema(
         ("switches", _WHOLE),
         ("optimal_value", _REAL),
         ("reward", _REAL),
+        ("reward_low", _REAL),
+        ("reward_high", _REAL),
+        ("steps", _WHOLE),
+        ("own_regret", _REAL),
+        ("own_optimal_value", _REAL),
+        ("own_reward", _REAL),
         ("curve_episodes", pa.list_(_WHOLE)),
         ("curve_regret", pa.list_(_REAL)),
         ("certificate", _TEXT),
@@ -157,7 +164,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _row(result: Result) -> dict[str, Any]:
-    cell, setting = result.cell, asdict(result.cell.setting)
+    cell, setting, units = result.cell, asdict(result.cell.setting), result.units
     for name in ("env_parameters", "learner_parameters", "privatizer_parameters"):
         setting[name] = canonical(setting[name])
     return {
@@ -168,6 +175,12 @@ def _row(result: Result) -> dict[str, Any]:
         "switches": result.switches,
         "optimal_value": result.optimal_value,
         "reward": result.reward,
+        "reward_low": units.low,
+        "reward_high": units.high,
+        "steps": units.steps,
+        "own_regret": result.own_regret,
+        "own_optimal_value": result.own_optimal_value,
+        "own_reward": result.own_reward,
         "curve_episodes": None if result.curve is None else list(curve_episodes(cell.setting.episodes)),
         "curve_regret": None if result.curve is None else list(result.curve),
         "certificate": None if result.certificate is None else canonical(result.certificate),
@@ -208,6 +221,7 @@ def decode(cell: Cell, content: bytes) -> Result:
         curve=None if row["curve_regret"] is None else tuple(row["curve_regret"]),
         certificate=None if row["certificate"] is None else json.loads(row["certificate"]),
         seconds=row["seconds"],
+        units=Units(row["reward_low"], row["reward_high"], row["steps"]),
     )
 
 
