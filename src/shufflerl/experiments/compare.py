@@ -203,14 +203,12 @@ def _group(results: list[Result], per_budget: bool) -> Group:
 def _row(runs: list[Result], scores: FloatArray, p_value: float | None, adjusted: float | None) -> Row:
     setting = runs[0].cell.setting
     known = [run.curve for run in runs if run.curve is not None]
-    curves: FloatArray | None = None
-    if len(known) == len(runs):
-        curves = np.array(known)
-        curves *= runs[0].units.difference(1.0)
+    curves: FloatArray | None = np.array(known) if len(known) == len(runs) else None
     area = None
     if curves is not None:
+        curves *= runs[0].units.difference(1.0)
         grid = np.array(curve_episodes(setting.episodes), np.float64)
-        area = interval(np.trapezoid(curves, grid, axis=1) / setting.episodes)
+        area = interval(np.asarray(np.trapezoid(curves, grid, axis=1)) / setting.episodes)
     return Row(
         setting=setting,
         seeds=tuple(run.cell.seed for run in runs),
