@@ -171,7 +171,7 @@ class StatedPoisson(ShuffledPoisson):
     scales: ClassVar[bool] = False
 
     def _relied_on(self, query: CountQuery) -> PoissonNoise:
-        return PoissonNoise(self.mean * self.honest_fraction)
+        return PoissonNoise(self.mean * (self.honest_fraction - self.excludable))
 
     def _noise(self, query: CountQuery, users: int) -> PoissonNoise:
         return PoissonNoise(self.mean)
