@@ -120,7 +120,7 @@ async def send(port: int, task: str, bodies: Iterator[bytes], delays: list[float
 def make_upload(checked: Checked, token: bytes) -> bytes:
     """A report. Its tags are random bytes: the shuffler cannot tell, and sealing them is not what is timed."""
     report_id = crypto.report_id(checked.agreement.announcement.task, token)
-    tags = secrets.token_bytes(checked.agreement.most_messages * wire.SEALED_TAG_BYTES)
+    tags = secrets.token_bytes(checked.agreement.max_messages * wire.SEALED_TAG_BYTES)
     key = crypto.public_box_key(checked.envelope_key)
     envelope = crypto.seal(key, checked.agreement.envelope_info(report_id), token + tags)
     return wire.encode(Upload(batch=0, attempt=0, reports=[Report(report_id=report_id, envelope=envelope)]))
@@ -194,7 +194,7 @@ def node() -> list[Figure]:
     checked = Checked(meaning, crypto.new_box_key().public_key().public_bytes_raw())
     env, token = tabular_env("riverswim"), secrets.token_bytes(wire.TOKEN_BYTES)
     key = crypto.public_box_key(checked.envelope_key)
-    messages = meaning.most_messages
+    messages = meaning.max_messages
     made, bare = medians(
         15,
         lambda _: 1e3 * seconds(lambda: make_report(checked, play(env, meaning), token)),

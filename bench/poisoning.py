@@ -43,11 +43,11 @@ def shift(mdp: MDP, users: int = 1000) -> Figure:
     tag = _favoured(batch.query)[0]
     episode = _still(mdp)
     honest = [randomize(said.protocol, episode) for _ in range(users - 1)]
-    lie: IntArray = np.full(said.most_messages, tag)
+    lie: IntArray = np.full(said.max_messages, tag)
     truth = randomize(said.protocol, episode)
     lied, told = (analyze(said.protocol, shuffle([*honest, last]), users)[tag] for last in (lie, truth))
     moved = float(lied - told)
-    return Figure.at_most(1, "shift of one counter by one liar of 1,000", "", moved, said.most_messages, "cap")
+    return Figure.at_most(1, "shift of one counter by one liar of 1,000", "", moved, said.max_messages, "cap")
 
 
 def regret(mdp: MDP, share: float, seed: int) -> float:
@@ -69,7 +69,7 @@ class Poisoned(Privatizer):
         release = self._inner.release(counts)
         liars, tags = self._rng.binomial(counts.batch.users, self._share), _favoured(counts.batch.query)
         values = release.values.copy()
-        values[tags] += liars * understood(counts.batch).most_messages / max(1, len(tags))
+        values[tags] += liars * understood(counts.batch).max_messages / max(1, len(tags))
         return replace(release, values=values)
 
     def certificate(self, query: CountQuery) -> None:

@@ -223,7 +223,7 @@ def test_what_is_made_in_a_new_folder_is_told_once(
         async with app.router.lifespan_context(app):
             pass
 
-    monkeypatch.setattr(roles, "_until_told", nothing)
+    monkeypatch.setattr(roles, "_until_stopped", nothing)
     monkeypatch.setattr(http, "serve", lambda app, *_: asyncio.run(begin_and_end(app)))
     monkeypatch.setattr(logs, "to_standard_error", lambda: None)  # caplog listens instead
     (tmp_path / "tokens").write_text("00" * wire.TOKEN_BYTES)
@@ -360,7 +360,7 @@ def test_the_demonstration_is_told() -> None:
         "saw": {"shuffler": {"reports": 5000, "bytes": 2e6}, "coordinator": {"messages": 149}},
         "peak_mb": {"shuffler": 100.0, "coordinator": None},
     }
-    text = demo.told(figures)
+    text = demo.as_text(figures)
     for part in ("5,000 users", "67% of the way", "THE CERTIFICATE", "not one origin", "shuffler 100 MB"):
         assert part in text
     assert (

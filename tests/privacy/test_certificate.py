@@ -20,7 +20,7 @@ from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.certificate import ASSUMPTIONS, IMPLICATIONS, Certificate, at_most
 from shufflerl.privacy.mechanism import (
-    CentralGaussian,
+    CentralNoise,
     LocalGaussian,
     LocalUnary,
     Mechanism,
@@ -70,7 +70,7 @@ def test_the_noise_that_is_told_is_on_the_report_of_one_user(name: str, horizon:
     assert certificate.noise_sd == privatizer.release(CountPopulation(mdp, 0).play(batch)).noise.sd
 
 
-@pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralGaussian, LocalGaussian, LocalUnary])
+@pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralNoise, LocalGaussian, LocalUnary])
 def test_a_certificate_covers_every_part_of_what_it_is_for(kind: type[Mechanism[Noise]]) -> None:
     """Also a part that is calibrated closer to the budget than the whole."""
     mechanism, everything = kind(Budget(1.0, 1e-5)), CountQuery.everything(random_mdp(0, horizon=3).problem(1000))
@@ -115,7 +115,10 @@ def test_models_of_trust_name_whom_they_trust() -> None:
     local = _certificate("local")
     assert not {"honest shuffler", "trusted server"} & set(local.assumptions)
     assert set(IMPLICATIONS) == {"shuffle", "central", "local"}
+    servers = _certificate("shuffle", noise="servers")
+    assert not {"honest shuffler", "honest users", "honest enrolment"} & set(servers.assumptions)
     used = {name for kind in ("shuffle", "central", "local-sampled") for name in _certificate(kind).assumptions}
+    used |= set(servers.assumptions)
     assert used | {"adding shuffler"} == set(ASSUMPTIONS)  # which is said of masked sums, by the network
 
 

@@ -19,7 +19,7 @@ from shufflerl.noise import GaussianNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
 from shufflerl.privacy.mechanism import (
-    CentralGaussian,
+    CentralNoise,
     LocalGaussian,
     Mechanism,
     ShuffledBinomial,
@@ -517,7 +517,7 @@ def test_the_papers_certificate_covers_every_size_of_batch() -> None:
         assert users <= tau or charge.noise == drawn
 
 
-@pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralGaussian, TreeGaussian, LocalGaussian])
+@pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralNoise, TreeGaussian, LocalGaussian])
 def test_a_mechanism_refuses_what_is_no_number_of_times_or_no_fraction(kind: type[Mechanism[Any]]) -> None:
     for times in (0, -1, 1.5, None):
         with pytest.raises(InvalidInputError, match="participations"):

@@ -144,10 +144,10 @@ class _Run:
         self._opener, self._store = _Opener(), _Store(None)
         self.coordinator = Coordinator(folder, run, self._opener)
         key, identity, self._enrolment = self.coordinator.identity.public, _new_identity(), _new_identity()
-        limits = Limits(min_batch_size=users, most_messages=all_that_comes)
+        limits = Limits(min_batch_size=users, max_messages=all_that_comes)
         self._shuffler = Shuffler(self._store, identity, key, self._enrolment.public, limits)
         self._invitation = Invitation(self.coordinator.task, "http://unused", key, identity.public)
-        self._terms = Terms(budget, min_batch_size=users, most_messages=all_that_comes)
+        self._terms = Terms(budget, min_batch_size=users, max_messages=all_that_comes)
 
     @property
     def protocol(self) -> Protocol:
@@ -259,7 +259,7 @@ def _unmasked(agreement: Agreement, vector: masking.Words, seeds: list[bytes]) -
     """The counts under these masks, as tags."""
     counters, announcement = agreement.protocol.query.size, agreement.announcement
     counts = vector - masking.sum_of_masks(seeds, counters, agreement.word_bytes)
-    if (counts > masking.most_count(announcement.users, announcement.noise_mean, counters)).any():
+    if (counts > masking.max_count(announcement.users, announcement.noise_mean, counters)).any():
         raise ContractError("A vector without its mask has larger counts than honest users raise.")
     return np.repeat(np.arange(counters), counts)
 

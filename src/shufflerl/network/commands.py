@@ -49,7 +49,7 @@ def shuffler(
     coordinator_key: Annotated[str | None, typer.Option(help="Whose batches to mix.", metavar="KEY")] = None,
     enrolment_key: Annotated[str | None, typer.Option(help="Verifies tokens; else its own.", metavar="KEY")] = None,
     min_batch_size: Annotated[int | None, typer.Option(help="Fewest users to mix.")] = None,
-    most_messages: Annotated[int | None, typer.Option(help="Most messages in a report.")] = None,
+    max_messages: Annotated[int | None, typer.Option(help="Most messages in a report.")] = None,
     timeout_seconds: Annotated[float | None, typer.Option(help="Time a batch has to fill.")] = None,
     when_late: Annotated[Overdue | None, typer.Option(help="What becomes of one that does not.")] = None,
     store: Annotated[str | None, typer.Option(help="NATS servers; else a file in the folder.", metavar="URLS")] = None,
@@ -235,7 +235,7 @@ def transport(
     from shufflerl.network.protocol import costs
 
     figures = costs.compared(epsilon, delta, env=env, shape=(horizon, states, actions), users=users)
-    typer.echo(json.dumps(figures) if as_json else costs.told(figures))
+    typer.echo(json.dumps(figures) if as_json else costs.as_text(figures))
 
 
 def demo(
@@ -265,7 +265,7 @@ def demo(
         typer.echo(f"Watch it at {coordinator}/ and what the shuffler sees at {shuffler}/", err=True)
 
     with demonstration.learned(setting, folder, quiet=as_json, started=started) as figures:
-        typer.echo(json.dumps(figures) if as_json else demonstration.told(figures))
+        typer.echo(json.dumps(figures) if as_json else demonstration.as_text(figures))
         if keep:
             typer.echo("The pages stay open; Ctrl-C ends them.", err=True)
             ends = {signal.SIGINT, signal.SIGTERM}

@@ -46,7 +46,7 @@ class ShufflerConfig(Config, frozen=True):
     folder: str = "shuffler"
     listen: str = "127.0.0.1:8742"
     min_batch_size: int = 100
-    most_messages: int = 100_000
+    max_messages: int = 100_000
     timeout_seconds: float = 3600.0
     when_late: Literal["extend", "abort"] = "extend"
     store: str | None = None
@@ -58,7 +58,7 @@ class ShufflerConfig(Config, frozen=True):
         """What the operator allows."""
         from shufflerl.network.shuffler.shuffler import Limits
 
-        return Limits(self.min_batch_size, self.most_messages, self.timeout_seconds, self.when_late)
+        return Limits(self.min_batch_size, self.max_messages, self.timeout_seconds, self.when_late)
 
 
 #: Parameters of learners that are told none: batches as large as shufflers and nodes ask for unless told otherwise.
@@ -129,7 +129,7 @@ class NodeConfig(Config, frozen=True):
     delta: float = 1e-5
     honest_fraction: float = 1.0
     min_batch_size: int = 100
-    most_messages: int = 100_000
+    max_messages: int = 100_000
     tokens: str = "tokens.txt"
     environment: str = "riverswim"
     environment_parameters: dict[str, Any] = {}
@@ -152,7 +152,7 @@ class NodeConfig(Config, frozen=True):
     @property
     def terms(self) -> Terms:
         """What the node accepts."""
-        return Terms(Budget(self.epsilon, self.delta), self.honest_fraction, self.min_batch_size, self.most_messages)
+        return Terms(Budget(self.epsilon, self.delta), self.honest_fraction, self.min_batch_size, self.max_messages)
 
     def check_environment(self) -> None:
         """Refuse one that there is not, or with parameters that it does not have, before there is a batch to play."""

@@ -49,11 +49,11 @@ class Demo:
     @property
     def learner_parameters(self) -> str:
         """Of the learner, as TOML: every batch costs its messages, so few of them, and none too small to be mixed."""
-        least = self.min_batch_size
+        smallest = self.min_batch_size
         few = {
-            "optimistic": f"batches = 10, first = {least}",
-            "sdp-pe": f"first = {-(-least // 3)}",  # a stage has three times as many
-            "ucbvi": f"batch = {max(least, self.users // 11)}",
+            "optimistic": f"batches = 10, first = {smallest}",
+            "sdp-pe": f"first = {-(-smallest // 3)}",  # a stage has three times as many
+            "ucbvi": f"batch = {max(smallest, self.users // 11)}",
         }
         if self.learner not in few:
             raise UnknownNameError(f"The demonstration has no learner {self.learner!r}.{nearest(self.learner, few)}")
@@ -284,7 +284,7 @@ def _seen(figures: dict[str, Any]) -> str:
     return "; ".join(sentences[how] for how, batches in of.items() if batches)
 
 
-def told(figures: dict[str, Any]) -> str:
+def as_text(figures: dict[str, Any]) -> str:
     """The figures for a reader."""
     value, saw, memory = figures["value"], figures["saw"], figures["peak_mb"]
     gain = (value["learned"] - value["random"]) / (value["optimal"] - value["random"])

@@ -138,7 +138,7 @@ def run_nodes(config: NodeConfig) -> None:
         )
 
     try:
-        asyncio.run(_until_told(fleet))
+        asyncio.run(_until_stopped(fleet))
         peak = peak_memory(os.getpid())
     finally:
         fleet.close()
@@ -180,18 +180,18 @@ def _conclude(fleet: Fleet) -> None:
         )
 
 
-async def _until_told(fleet: Fleet) -> None:
+async def _until_stopped(fleet: Fleet) -> None:
     """Run the fleet until its tokens are used or it is told to stop; told twice, it does not finish what it began."""
     loop, running = asyncio.get_running_loop(), asyncio.current_task()
     assert running is not None
 
-    def told() -> None:
+    def stop() -> None:
         if fleet.stopped:
             running.cancel()
         fleet.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, stop)
     try:
         await fleet.run()
     except asyncio.CancelledError:

@@ -49,7 +49,7 @@ def seeded_answer(coordinator: Coordinator, users: CountPopulation) -> list[byte
     meaning = asked(coordinator)
     counts = users.play(meaning.batch).values
     counts = counts + users.rng.poisson(meaning.announcement.noise_mean, counts.shape)
-    tags, most = np.repeat(np.arange(len(counts)), counts), meaning.most_messages
+    tags, most = np.repeat(np.arange(len(counts)), counts), meaning.max_messages
     assert len(tags) <= meaning.batch.users * most
     return mixed(meaning, [tags[user * most : (user + 1) * most] for user in range(meaning.batch.users)])
 

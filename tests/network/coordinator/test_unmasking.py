@@ -351,9 +351,9 @@ def test_transports_by_cost() -> None:
     assert costs.switch_over(Protocol(QUERY, 100, PoissonNoise(300.0))) is None
     figures = costs.compared(1.0, 1e-5, env="riverswim", shape=(1, 1, 1), users=1000)
     assert (figures["counters"], figures["cheaper"]) == (256, "sums")
-    assert "any number" in costs.told(figures)
+    assert "any number" in costs.as_text(figures)
     figures = costs.compared(1.0, 1e-5, env=None, shape=(10, 100, 10), users=10**6)
-    assert f"from {figures['tags_cheaper_from_users']:,} users on" in costs.told(figures)
+    assert f"from {figures['tags_cheaper_from_users']:,} users on" in costs.as_text(figures)
 
 
 def test_what_all_would_refuse_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ OTHER_TERMS = [
     Terms(Budget(1.0, 1e-5), min_batch_size=2),
     Terms(Budget(2.0, 1e-5), honest_fraction=0.5, min_batch_size=2),
     Terms(Budget(8.0, 1e-5), min_batch_size=3),
-    Terms(Budget(8.0, 1e-5), min_batch_size=2, most_messages=10),
+    Terms(Budget(8.0, 1e-5), min_batch_size=2, max_messages=10),
 ]
 
 

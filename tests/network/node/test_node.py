@@ -595,7 +595,7 @@ def test_what_is_no_invitation_is_refused_in_one_sentence(address: Any, tmp_path
 
 
 def test_waits_grow_and_vary() -> None:
-    backoff = Backoff(first=1.0, most=4.0)
+    backoff = Backoff(first=1.0, limit=4.0)
     waits = [backoff.wait() for _ in range(5)]
     for wait, middle in zip(waits, (1, 2, 4, 4, 4), strict=True):
         assert 0.5 * middle <= wait < 1.5 * middle

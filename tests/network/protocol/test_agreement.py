@@ -19,7 +19,6 @@ from scipy import stats
 from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.network.node import node
 from shufflerl.network.node.reporting import check_signatures, randomize_episode, within_support
 from shufflerl.network.protocol import agreement, wire
 from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, parse_announcement
@@ -157,8 +156,8 @@ def test_a_node_refuses_small_crowds_and_endless_reports() -> None:
     meaning = meaning_of(World(), users=99, noise_mean=NEEDED * 1.01)
     with pytest.raises(UnacceptableError, match="99 users"):
         terms(min_batch_size=100).check(meaning)
-    with pytest.raises(UnacceptableError, match="most_messages"):
-        terms(most_messages=10).check(meaning)
+    with pytest.raises(UnacceptableError, match="max_messages"):
+        terms(max_messages=10).check(meaning)
 
 
 @settings(max_examples=60, deadline=None)
@@ -184,7 +183,7 @@ def test_a_node_looks_at_noise_and_crowd_in_every_batch_and_attempt(
         terms(min_batch_size=5, honest_fraction=honest).check(meaning)
 
 
-@pytest.mark.parametrize("name", ["min_batch_size", "honest_fraction", "most_messages"])
+@pytest.mark.parametrize("name", ["min_batch_size", "honest_fraction", "max_messages"])
 def test_terms_are_checked(name: str) -> None:
     with pytest.raises(InvalidInputError, match=name):
         terms(**{name: 0})
@@ -263,7 +262,7 @@ def test_what_a_node_charges_is_the_noise_of_those_it_relies_on(
     """Less honest users, less noise, a higher charge: by hand."""
     world = World(users=20, noise_mean=noise_mean, transport=Transport.sums, excludable=excludable)
     meaning = meaning_of(world)
-    charged = node.charge(terms(honest_fraction=honest), meaning)
+    charged = terms(honest_fraction=honest).charge(meaning)
     assert charged.changed == 2 * 3
     assert charged.noise == PoissonNoise(charged.noise.variance)
     assert charged.noise.variance == pytest.approx(noise_mean * (honest - excludable / 20))
@@ -271,13 +270,13 @@ def test_what_a_node_charges_is_the_noise_of_those_it_relies_on(
 
 def test_the_cap_on_messages_cannot_be_announced() -> None:
     """Were it lower, users with much noise would be kept out, and noise with them. It bounds what honest nodes send."""
-    assert "most_messages" not in wire.Announcement.__struct_fields__
+    assert "max_messages" not in wire.Announcement.__struct_fields__
     meaning = meaning_of(World(), users=5, noise_mean=40.0)
     mean = 24 * 40.0 / 5
-    assert mean + 6 * np.sqrt(mean) < meaning.most_messages < mean + 20 * np.sqrt(mean)
+    assert mean + 6 * np.sqrt(mean) < meaning.max_messages < mean + 20 * np.sqrt(mean)
     episode = Trajectories([[0, 1]], [[0, 1]], [[0, 1]])
     sent = [len(randomize_episode(meaning, episode)) for _ in range(300)]
-    assert max(sent) <= meaning.most_messages
+    assert max(sent) <= meaning.max_messages
     assert np.mean(sent) == pytest.approx(3 + mean, abs=6 * np.sqrt(mean / 300))
 
 
@@ -305,5 +304,5 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
 def test_the_cap_keeps_no_honest_noise_out_of_a_whole_batch(users: int, noise: float) -> None:
     """Noise that the cap cuts off is missing from the accountant's law: for all users together that must be nothing."""
     meaning = meaning_of(World(), users=users, noise_mean=noise)
-    mean, most = 24 * noise / users, meaning.most_messages - meaning.protocol.query.touched_counters
+    mean, most = 24 * noise / users, meaning.max_messages - meaning.protocol.query.touched_counters
     assert users * stats.poisson.sf(most, mean) < np.exp(-35)

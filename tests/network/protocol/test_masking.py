@@ -24,7 +24,7 @@ NEEDED = calibrate(Budget(1.0, 1e-5), QUERY.changed_counters).mean
 @pytest.mark.parametrize(("users", "noise"), [(1, 1e-9), (1000, 300.0), (30_000, 900.0), (10**9, 1e8)])
 def test_a_sum_cannot_wrap_nor_an_honest_one_be_refused(users: int, noise: float) -> None:
     counters = 1_000_000
-    most = masking.most_count(users, noise, counters)
+    most = masking.max_count(users, noise, counters)
     assert counters * stats.poisson.sf(most - users, noise) < np.exp(-35)
     assert 2 * most < 2 ** (8 * masking.word_bytes(users, noise, counters))
     assert masking.word_bytes(users, noise, counters) == (2 if users < 32_000 else 4)
@@ -33,7 +33,7 @@ def test_a_sum_cannot_wrap_nor_an_honest_one_be_refused(users: int, noise: float
 @given(mean=st.floats(1e-9, 1e9), cases=st.integers(1, 10**12))
 def test_what_no_count_exceeds_is_by_chernoff_and_no_more(mean: float, cases: int) -> None:
     """One more is as rare as it must be, the cap itself is not: shorter would cut off noise, longer only costs."""
-    most = masking.most_poisson(mean, cases)
+    most = masking.max_poisson(mean, cases)
 
     def exponent(x: int) -> float:
         return x * np.log(x / mean) - x + mean if x > mean else 0.0
@@ -43,7 +43,7 @@ def test_what_no_count_exceeds_is_by_chernoff_and_no_more(mean: float, cases: in
 
 def test_a_word_is_as_wide_as_the_sum_needs() -> None:
     """An honest sum fills at most half of the range, to the last one; beyond four bytes it is refused."""
-    noise = masking.most_poisson(100.0, 24)
+    noise = masking.max_poisson(100.0, 24)
     for users, size in ((2**15 - 1 - noise, 2), (2**15 - noise, 4), (2**31 - 1 - noise, 4)):
         assert masking.word_bytes(users, 100.0, 24) == size
     with pytest.raises(InvalidInputError, match="masked sums end at"):
@@ -58,11 +58,11 @@ def test_what_makes_no_sense_as_sums_is_refused() -> None:
         assert refused.value.reason == Reason.malformed
     with pytest.raises(InvalidInputError, match="expected 32"):
         masking.mask(b"short", 5, 2)
-    long = World(transport=Transport.sums, limits=Limits(min_batch_size=1, most_messages=2))
-    with pytest.raises(ProblemError, match="most_messages"):
+    long = World(transport=Transport.sums, limits=Limits(min_batch_size=1, max_messages=2))
+    with pytest.raises(ProblemError, match="max_messages"):
         long.announce()
-    with pytest.raises(UnacceptableError, match="most_messages"):
-        terms(most_messages=2).check(meaning_of(world, noise_mean=2 * NEEDED))
+    with pytest.raises(UnacceptableError, match="max_messages"):
+        terms(max_messages=2).check(meaning_of(world, noise_mean=2 * NEEDED))
 
 
 # What exclusion costs.
@@ -72,7 +72,7 @@ def test_a_node_does_not_rely_on_noise_that_may_be_excluded() -> None:
     """Of n users' noise that of the honest, less all that may be excluded, must do: (gamma n - e) / n of it."""
     world = World(users=100, transport=Transport.sums, excludable=20)
     meaning = meaning_of(world, noise_mean=NEEDED * 1.01 / 0.7)
-    assert terms(honest_fraction=0.9).honest_noise(meaning).mean == pytest.approx(NEEDED * 1.01, rel=1e-12)
+    assert terms(honest_fraction=0.9).charge(meaning).noise.variance == pytest.approx(NEEDED * 1.01, rel=1e-12)
     terms(honest_fraction=0.9).check(meaning)
     with pytest.raises(UnacceptableError, match="20 excluded"):
         terms(honest_fraction=0.89).check(meaning)
@@ -82,7 +82,7 @@ def test_a_node_does_not_rely_on_noise_that_may_be_excluded() -> None:
             terms(honest_fraction=0.9).check(meaning_of(world, noise_mean=1e6))
 
 
-def test_who_may_be_excluded_does_not_count_as_crowd() -> None:
+def test_who_may_be_excluded_does_not_count() -> None:
     """With noise enough for one user alone a coordinator could else be given the sum of one user, or of a few."""
     world = World(users=120, transport=Transport.sums, excludable=20, limits=Limits(min_batch_size=100))
     terms(min_batch_size=100).check(meaning_of(world, noise_mean=2 * NEEDED))
@@ -117,9 +117,9 @@ def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
     meaning = meaning_of(world, noise_mean=noise.mean)
     terms(honest_fraction=fraction).check(meaning)
     # Without the excluded and the dishonest, what is left certifies the budget; a hundredth less would not.
-    left = terms(honest_fraction=fraction).honest_noise(meaning)
+    left = terms(honest_fraction=fraction).charge(meaning).noise
     assert privacy_loss(left, QUERY.changed_counters).delta(1.0) <= 1e-5
-    assert left.mean == pytest.approx(NEEDED, rel=1e-9)
+    assert left.variance == pytest.approx(NEEDED, rel=1e-9)
     assert meaning.protocol.fewest_reports == users - excludable
 
 

@@ -55,7 +55,7 @@ def test_the_announcement_of_the_page() -> None:
     assert meaning.digest == vector("announcement_digest")
     assert meaning.tag_info == vector("tag_info")
     assert meaning.envelope_info(vector("report_id")) == vector("envelope_info")
-    assert meaning.most_messages == VECTORS["most_messages"]
+    assert meaning.max_messages == VECTORS["max_messages"]
     assert crypto.unseal(private, vector("tag_info"), vector("sealed_tag")) == VECTORS["tag"].to_bytes(4)
     assert len(vector("sealed_tag")) == wire.SEALED_TAG_BYTES
 

@@ -159,7 +159,7 @@ def test_envelopes_longer_or_shorter_than_all_others_are_refused(world: World, m
     """A report that may be shorter tells that it has little noise, and others could be dropped."""
     checked, token = world.checked(), world.mint()
     report_id = crypto.report_id(world.task, token)
-    body = bytes(max(0, checked.agreement.most_messages * wire.SEALED_TAG_BYTES + more))
+    body = bytes(max(0, checked.agreement.max_messages * wire.SEALED_TAG_BYTES + more))
     envelope = crypto.seal(
         crypto.public_box_key(checked.envelope_key), checked.agreement.envelope_info(report_id), token + body
     )
@@ -279,8 +279,8 @@ def test_small_batches_and_huge_reports_are_not_mixed() -> None:
     with pytest.raises(ProblemError, match="at least 100") as refused:
         world.announce()
     assert refused.value.reason == Reason.below_minimum
-    world = World(limits=Limits(min_batch_size=1, most_messages=50))
-    with pytest.raises(ProblemError, match="most_messages"):
+    world = World(limits=Limits(min_batch_size=1, max_messages=50))
+    with pytest.raises(ProblemError, match="max_messages"):
         world.announce(noise_mean=1e6)
     with pytest.raises(InvalidInputError, match="when_late"):
         Limits(when_late="release")  # type: ignore[arg-type]
@@ -371,7 +371,7 @@ def test_large_releases_come_in_chunks(monkeypatch: pytest.MonkeyPatch, world: W
     monkeypatch.setattr(wire, "CHUNK_TAGS", 50)
     world.upload(*(world.marked_report(mark) for mark in range(3)))
     world.shuffler.advance()
-    assert world.shuffler.status(world.task).chunks == -(-3 * meaning_of(world).most_messages // 50) > 1
+    assert world.shuffler.status(world.task).chunks == -(-3 * meaning_of(world).max_messages // 50) > 1
     assert sorted(world.tags(world.collect())) == list(range(9))
 
 

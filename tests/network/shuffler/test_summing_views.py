@@ -92,7 +92,7 @@ def test_no_subset_can_be_read_but_the_one_that_was_summed() -> None:
     world.exclude()
     world.shuffler.advance()
     total = masking.words(world.collect(), 2)
-    most = masking.most_count(4, world.noise_mean, QUERY.size)
+    most = masking.max_count(4, world.noise_mean, QUERY.size)
     readable = [
         chosen
         for size in range(5)

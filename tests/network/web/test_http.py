@@ -60,7 +60,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def client(world: World) -> Iterator[TestClient]:
-    with TestClient(ShufflerServer(world.shuffler, world.store, most_body=100_000).app) as client:
+    with TestClient(ShufflerServer(world.shuffler, world.store, max_body=100_000).app) as client:
         yield client
 
 

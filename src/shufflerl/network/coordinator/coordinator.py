@@ -38,7 +38,7 @@ from shufflerl.network.stores import database
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
-from shufflerl.privacy.ledger import Charge, Ledger
+from shufflerl.privacy.ledger import Ledger
 from shufflerl.privacy.mechanism import ShuffledPoisson
 from shufflerl.privacy.protocol import Protocol, unbiased
 
@@ -283,7 +283,7 @@ class Coordinator:
         else:
             counts, padding, invalid = self._opener.count_all(key, meaning.tag_info, query.size, chunks)
             messages = int(counts.sum()) + invalid
-            if messages + padding != (right := batch.users * meaning.most_messages):
+            if messages + padding != (right := batch.users * meaning.max_messages):
                 raise ContractError(
                     f"The release of batch {number} has {messages + padding:,} messages; {batch.users:,} reports have "
                     f"{right:,}. Is this its shuffler? Nothing was learned."
@@ -340,14 +340,14 @@ class Coordinator:
             )
         counts = masking.words(sent, size) - self._opener.masks(each, counters, size)
         announcement = meaning.announcement
-        most = masking.most_count(len(each), announcement.noise_mean, counters)
-        if (wrong := np.flatnonzero(counts > most)).size:
+        largest = masking.max_count(len(each), announcement.noise_mean, counters)
+        if (wrong := np.flatnonzero(counts > largest)).size:
             self.reopen()
             raise SpoiltSumError(
                 f"Counter {wrong[0]} of batch {number}, attempt {announcement.attempt}, is {counts[wrong[0]]:,} modulo "
-                f"2^{8 * size}; {len(each):,} honest users raise it to {most:,} at most. At least one of them was not "
-                "honest, and nobody can tell which. Nothing was learned; the batch is asked again of other users. If "
-                'this goes on, use transport = "tags".'
+                f"2^{8 * size}; {len(each):,} honest users raise it to {largest:,} at most. At least one of them was "
+                "not honest, and nobody can tell which. Nothing was learned; the batch is asked again of other users. "
+                'If this goes on, use transport = "tags".'
             )
         return counts.astype(np.int64)
 
@@ -360,8 +360,7 @@ class Coordinator:
         name = f"batch {announcement.batch}" + (f", attempt {announcement.attempt}" if announcement.attempt else "")
         if name not in self.ledger.releases:
             faults.reached("ledger")
-            honest = meaning.honest_noise(self.run.honest_fraction, excluded)
-            self.ledger.record(name, Charge(honest, meaning.protocol.query.changed_counters))
+            self.ledger.record(name, meaning.charge(self.run.budget, self.run.honest_fraction, excluded))
             faults.reached("charged")
 
     def unacknowledged(self) -> list[tuple[int, int, Action]]:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 from shufflerl.network.node.composing import check, checked_batch, compose
-from shufflerl.network.node.node import Backoff, charge, settled
+from shufflerl.network.node.node import Backoff, settled
 from shufflerl.network.node.outbox import Outbox, Parcel
 from shufflerl.network.node.reporting import Invitation
 from shufflerl.network.protocol import crypto, wire
@@ -126,7 +126,7 @@ class Fleet:
 
     async def _wanted(self, client: httpx2.AsyncClient) -> tuple[int, bytes] | None:
         """Wait for a batch that wants reports: how many, and the batch; None if the run is over."""
-        backoff = Backoff(first=self._poll, most=2.0)
+        backoff = Backoff(first=self._poll, limit=2.0)
         while True:
             try:
                 wanted, batch = await self._open_batch(client)
@@ -157,7 +157,7 @@ class Fleet:
         await loop.run_in_executor(self._pool, check, self._env, self._parameters, batch, self._invitation)
         await asyncio.to_thread(self._terms.check, agreement)
         announcement = agreement.announcement
-        charged = self._charged(wanted, charge(self._terms, agreement))
+        charged = self._charged(wanted, self._terms.charge(agreement))
         playing = asyncio.Semaphore(2 * self._workers)  # what keeps the workers busy, and is soon done
 
         async def take_turns() -> None:
@@ -204,7 +204,7 @@ class Fleet:
         assert parcel.report is not None
         report = wire.decode(Report, parcel.report)
         upload = wire.encode(Upload(batch=parcel.batch, attempt=parcel.attempt, reports=[report]))
-        backoff = Backoff(most=5.0)
+        backoff = Backoff(limit=5.0)
         while True:
             try:
                 answer = await client.post(

@@ -35,15 +35,10 @@ from shufflerl.network.node.reporting import (
     play,
 )
 from shufflerl.network.protocol import wire
-from shufflerl.network.protocol.agreement import Agreement, Terms
+from shufflerl.network.protocol.agreement import Terms
 from shufflerl.network.protocol.wire import OpenBatch, Outcome, ProblemError, Reason, Report, State, Upload, Verdict
 from shufflerl.network.web import contact
-from shufflerl.privacy.ledger import Charge, Ledger
-
-
-def charge(terms: Terms, agreement: Agreement) -> Charge:
-    """What taking part costs, by the node's own figures."""
-    return Charge(terms.honest_noise(agreement), agreement.protocol.query.changed_counters)
+from shufflerl.privacy.ledger import Ledger
 
 
 def take_part(env: Environment, checked: Checked, terms: Terms, token: bytes, ledger: Ledger) -> Report:
@@ -51,7 +46,7 @@ def take_part(env: Environment, checked: Checked, terms: Terms, token: bytes, le
     agreement = checked.agreement
     check_environment(env, agreement)
     terms.check(agreement)
-    ledger.record(f"run {agreement.announcement.task.hex()}", charge(terms, agreement), cohort="this node")
+    ledger.record(f"run {agreement.announcement.task.hex()}", terms.charge(agreement), cohort="this node")
     return make_report(checked, play(env, agreement), token)
 
 
@@ -70,12 +65,12 @@ def settled(outcome: Outcome, *, again: bool) -> str:
 class Backoff:
     """Growing waits with random parts, so that many nodes do not come back at once."""
 
-    def __init__(self, first: float = 0.1, most: float = 30.0) -> None:
-        self._first, self._most, self._next = first, most, first
+    def __init__(self, first: float = 0.1, limit: float = 30.0) -> None:
+        self._first, self._limit, self._next = first, limit, first
 
     def wait(self) -> float:
         """Seconds to wait now."""
-        now, self._next = self._next, min(2 * self._next, self._most)
+        now, self._next = self._next, min(2 * self._next, self._limit)
         return now * (0.5 + secrets.randbelow(1000) / 1000)
 
     def reset(self) -> None:
@@ -137,7 +132,7 @@ class Node:
         return self._deliver(parcel, deadline, again=found is not None)
 
     def _wait_for_batch(self, deadline: float) -> Checked:
-        backoff = Backoff(most=5.0)
+        backoff = Backoff(limit=5.0)
         task = self._invitation.task.hex()
         while True:
             try:

@@ -253,7 +253,7 @@ def seal_report(checked: Checked, tags: Iterable[int], token: bytes) -> Report:
 def _tags(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
     """Each tag sealed by itself, and padding sealed alike: as many messages as every report of the batch has."""
     key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
-    filled = itertools.islice(itertools.chain(tags, itertools.repeat(wire.PADDING)), agreement.most_messages)
+    filled = itertools.islice(itertools.chain(tags, itertools.repeat(wire.PADDING)), agreement.max_messages)
     return [crypto.seal(key, info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in filled]
 
 

@@ -26,6 +26,7 @@ from shufflerl.privacy.protocol import Protocol
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
+    from shufflerl.privacy.ledger import Charge
     from shufflerl.privacy.mechanism import ShuffledPoisson
 
 # Tables beyond this are refused before anything is built from an announcement.
@@ -65,7 +66,7 @@ class Agreement:
         return crypto.envelope_info(announcement.task, announcement.batch, announcement.attempt, self.digest, report_id)
 
     @functools.cached_property
-    def most_messages(self) -> int:
+    def max_messages(self) -> int:
         """Messages of 52 bytes in every report; a masked vector counts as the messages it is as long as.
 
         Computed, not announced: a coordinator that could lower it would cut off noise.
@@ -80,17 +81,19 @@ class Agreement:
         return self.announcement.transport
 
     @property
-    def crowd(self) -> int:
+    def min_users(self) -> int:
         """The fewest users whose reports are released together: all but those who may be excluded."""
         return self.announcement.users - self.announcement.excludable
 
-    def honest_noise(self, honest_fraction: float, excluded: int) -> PoissonNoise:
-        """The noise on every counter if only the honest fraction add theirs.
+    def charge(self, budget: Budget, honest_fraction: float, excluded: int) -> Charge:
+        """What the batch costs each of its users if only the honest fraction add their noise.
 
         All reports that are excluded from a sum are taken to be honest ones, whose noise goes with them.
         """
-        announcement = self.announcement
-        return PoissonNoise(announcement.noise_mean * (honest_fraction - excluded / announcement.users))
+        from shufflerl.privacy.mechanism import StatedPoisson
+
+        share, mean = excluded / self.announcement.users, self.announcement.noise_mean
+        return StatedPoisson(budget, 1, honest_fraction, share, mean=mean).charge(self.protocol.query)
 
     @functools.cached_property
     def word_bytes(self) -> int:
@@ -106,7 +109,7 @@ class Agreement:
     def envelope_bytes(self) -> int:
         """Bytes of every envelope of the batch: one that told its noise by its length could be dropped for it."""
         sums = self.transport == Transport.sums
-        sealed = self._vector_bytes if sums else self.most_messages * wire.SEALED_TAG_BYTES
+        sealed = self._vector_bytes if sums else self.max_messages * wire.SEALED_TAG_BYTES
         return wire.TOKEN_BYTES + sealed + crypto.SEAL_BYTES
 
 
@@ -117,7 +120,7 @@ def messages_per_report(protocol: Protocol) -> int:
     exp(-35); what it costs is `overflow`, for which every batch has delta to spare.
     """
     mean = float(protocol.rate) * protocol.query.size
-    return protocol.query.touched_counters + masking.most_poisson(mean, protocol.users)
+    return protocol.query.touched_counters + masking.max_poisson(mean, protocol.users)
 
 
 def announce(
@@ -226,21 +229,21 @@ class Terms:
     """What a node was told to accept: its user's budget for a run, and how it wants to be mixed.
 
     `honest_fraction`: the share of all users it relies on to add their noise; `min_batch_size`: the fewest it is
-    mixed with, whoever is excluded; `most_messages`: how many messages it is willing to send.
+    mixed with, whoever is excluded; `max_messages`: how many messages it is willing to send.
     """
 
     budget: Budget
     honest_fraction: float = 1.0
     min_batch_size: int = 100
-    most_messages: int = 100_000
+    max_messages: int = 100_000
 
     def __post_init__(self) -> None:
         checks.fraction("honest_fraction", self.honest_fraction)
         checks.whole("min_batch_size", self.min_batch_size, least=1)
-        checks.whole("most_messages", self.most_messages, least=1)
+        checks.whole("max_messages", self.max_messages, least=1)
 
-    def honest_noise(self, agreement: Agreement) -> PoissonNoise:
-        """The noise that will be on every counter if only the honest add theirs and as many as may be are excluded."""
+    def charge(self, agreement: Agreement) -> Charge:
+        """What taking part costs if only the honest add their noise and as many as may be are excluded."""
         announcement = agreement.announcement
         if self.honest_fraction <= announcement.excludable / announcement.users:
             raise UnacceptableError(
@@ -248,26 +251,26 @@ class Terms:
                 f"excluded; this node relies on the noise of {self.honest_fraction:g} of them, of which none need be "
                 "left. It does not take part."
             )
-        return agreement.honest_noise(self.honest_fraction, announcement.excludable)
+        return agreement.charge(self.budget, self.honest_fraction, announcement.excludable)
 
     def check(self, agreement: Agreement) -> None:
         """Refuse a batch that gives less privacy than these terms ask for."""
         from shufflerl.privacy.accounting import privacy_loss
 
-        announcement, changed = agreement.announcement, agreement.protocol.query.changed_counters
-        if agreement.crowd < self.min_batch_size:
+        announcement = agreement.announcement
+        if agreement.min_users < self.min_batch_size:
             less = f" less {announcement.excludable} that may be excluded" if announcement.excludable else ""
             raise UnacceptableError(
                 f"Batch {announcement.batch} mixes {announcement.users} users{less}; this node was told to accept no "
                 f"fewer than {self.min_batch_size} (min_batch_size). It does not take part."
             )
-        if agreement.most_messages > self.most_messages:
+        if agreement.max_messages > self.max_messages:
             raise UnacceptableError(
-                f"Batch {announcement.batch} may take {agreement.most_messages:,} messages from one node; this one "
-                f"was told to send no more than {self.most_messages:,} (most_messages). It does not take part."
+                f"Batch {announcement.batch} may take {agreement.max_messages:,} messages from one node; this one "
+                f"was told to send no more than {self.max_messages:,} (max_messages). It does not take part."
             )
-        epsilon = self.budget.epsilon
-        delta = privacy_loss(self.honest_noise(agreement), changed).delta(epsilon) + overflow(epsilon)
+        epsilon, charge = self.budget.epsilon, self.charge(agreement)
+        delta = privacy_loss(charge.noise, charge.changed).delta(epsilon) + overflow(epsilon)
         if delta > self.budget.delta:
             share = announcement.excludable / announcement.users
             needed = mechanism(self.budget, self.honest_fraction, share).noise(agreement.protocol.query)

@@ -128,7 +128,7 @@ def compared(
     }
 
 
-def told(figures: dict[str, Any]) -> str:
+def as_text(figures: dict[str, Any]) -> str:
     """The comparison for a reader."""
     after = figures["tags_cheaper_from_users"]
     rows = [

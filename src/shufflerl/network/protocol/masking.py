@@ -25,7 +25,7 @@ _EXPONENT = 35.0
 OVERFLOW = math.exp(-_EXPONENT)
 
 
-def most_poisson(mean: float, cases: float) -> int:
+def max_poisson(mean: float, cases: float) -> int:
     """What none of so many Poisson counts of this mean exceeds, but with probability below exp(-35).
 
     By Chernoff: P(count >= x) <= exp(-(x ln(x/mean) - x + mean)) for x above the mean, where the exponent grows with x.
@@ -39,9 +39,9 @@ def most_poisson(mean: float, cases: float) -> int:
     return low + rare - 1
 
 
-def most_count(users: int, noise_mean: float, counters: int) -> int:
+def max_count(users: int, noise_mean: float, counters: int) -> int:
     """What no counter of an honest batch exceeds: each user raises it once at most, the rest is noise."""
-    return users + most_poisson(noise_mean, counters)
+    return users + max_poisson(noise_mean, counters)
 
 
 def word_bytes(users: int, noise_mean: float, counters: int) -> int:
@@ -49,13 +49,13 @@ def word_bytes(users: int, noise_mean: float, counters: int) -> int:
 
     It then cannot wrap, and the other half, negative numbers among it, shows that somebody was not honest.
     """
-    most = most_count(users, noise_mean, counters)
+    largest = max_count(users, noise_mean, counters)
     for size in (2, 4):
-        if most < 2 ** (8 * size - 1):
+        if largest < 2 ** (8 * size - 1):
             return size
     raise InvalidInputError(
-        f"A counter of {users:,} users with noise of mean {noise_mean:g} may reach {most:,}; masked sums end at 2^31. "
-        "Send tags, or ask fewer users at once."
+        f"A counter of {users:,} users with noise of mean {noise_mean:g} may reach {largest:,}; masked sums end at "
+        "2^31. Send tags, or ask fewer users at once."
     )
 
 

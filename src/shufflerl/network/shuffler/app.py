@@ -39,10 +39,10 @@ MAX_COMMAND = 64 * 2**20
 class ShufflerServer:
     """Answers requests about one `Shuffler`."""
 
-    def __init__(self, shuffler: Shuffler, store: Store, *, most_body: int = 32 * 2**20) -> None:
+    def __init__(self, shuffler: Shuffler, store: Store, *, max_body: int = 32 * 2**20) -> None:
         self._shuffler = shuffler
         self._store = store
-        self._most_body = most_body
+        self._max_body = max_body
         self._owner = Owner("shuffler")
         self._uploads = GroupCommit(self._commit)
         self._queued_bytes = 0
@@ -105,7 +105,7 @@ class ShufflerServer:
         self._check_queue(0)
         try:
             task = _task(request)
-            body = await http.read_body(request, self._most_body)
+            body = await http.read_body(request, self._max_body)
             upload = wire.decode(Upload, body)
         except ProblemError as problem:
             self._shuffler.refused[problem.reason] += 1

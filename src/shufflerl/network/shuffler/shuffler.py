@@ -60,13 +60,13 @@ class Limits:
     """
 
     min_batch_size: int = 100
-    most_messages: int = 100_000
+    max_messages: int = 100_000
     timeout: float = 3600.0
     when_late: Literal["extend", "abort"] = "extend"
 
     def __post_init__(self) -> None:
         checks.whole("min_batch_size", self.min_batch_size, least=1)
-        checks.whole("most_messages", self.most_messages, least=1)
+        checks.whole("max_messages", self.max_messages, least=1)
         checks.real("timeout", self.timeout, above=0)
         checks.choice("when_late", self.when_late, ("extend", "abort"))
 
@@ -140,7 +140,7 @@ class Shuffler:
         return self._status(there)
 
     def _check_order(self, announcement: Announcement, last: BatchRow | None) -> None:
-        """One batch at a time, each after the one before, so that no user's run is split into smaller crowds."""
+        """One batch at a time, each after the one before, so that no user's run is split into smaller sets."""
         if last is None:
             wanted = (0, 0)
         elif last.state == State.finished:
@@ -166,7 +166,7 @@ class Shuffler:
 
     def _check_limits(self, agreement: Agreement) -> None:
         announcement = agreement.announcement
-        if agreement.crowd < self._limits.min_batch_size:
+        if agreement.min_users < self._limits.min_batch_size:
             less = f", of whom {announcement.excludable} may be excluded" if announcement.excludable else ""
             raise ProblemError(
                 Reason.below_minimum,
@@ -174,11 +174,11 @@ class Shuffler:
                 f"{self._limits.min_batch_size} (min_batch_size). Begin a run whose learner asks more (parameter "
                 "`first` or `batch`), or mix fewer.",
             )
-        if agreement.most_messages > self._limits.most_messages:
+        if agreement.max_messages > self._limits.max_messages:
             raise ProblemError(
                 Reason.too_many_messages,
-                f"A report of this batch may have {agreement.most_messages:,} messages; this shuffler takes at most "
-                f"{self._limits.most_messages:,} (most_messages). Ask more users at once, or allow a larger epsilon.",
+                f"A report of this batch may have {agreement.max_messages:,} messages; this shuffler takes at most "
+                f"{self._limits.max_messages:,} (max_messages). Ask more users at once, or allow a larger epsilon.",
             )
 
     def seeds(self, signed: Signed) -> bytes:

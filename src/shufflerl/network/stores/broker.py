@@ -94,15 +94,15 @@ class Broker:
 
     async def _connect(self) -> None:
         """Connect, however long that takes; `StorageError` if the servers do not want us."""
-        told = connected = False
+        warned = connected = False
 
         async def failed(reason: Exception) -> None:
-            """What matters of later errors is told by the operations that meet them."""
-            nonlocal told
+            """What matters of later errors is said by the operations that meet them."""
+            nonlocal warned
             if "authorization violation" in str(reason).lower() and not connected:
                 raise StorageError("The message broker refuses the user; check the credentials given for `store`.")
-            if not told and not self._client.is_connected:
-                told = True
+            if not warned and not self._client.is_connected:
+                warned = True
                 logs.event("waits for the message broker", detail=_said(reason))
 
         async def lost() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 class GroupCommit:
     """Runs one function over everything that came in while it last ran: many requests, one fsync."""
 
-    def __init__(self, store: Callable[[list[Any]], Awaitable[list[Any]]], most: int = 512) -> None:
+    def __init__(self, store: Callable[[list[Any]], Awaitable[list[Any]]], max_items: int = 512) -> None:
         self._store = store
-        self._most = most
+        self._max_items = max_items
         self._waiting: list[tuple[Any, asyncio.Future[Any]]] = []
         self._running: asyncio.Task[None] | None = None
 
@@ -31,7 +31,7 @@ class GroupCommit:
 
     async def _drain(self) -> None:
         while self._waiting:
-            group, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            group, self._waiting = self._waiting[: self._max_items], self._waiting[self._max_items :]
             try:
                 results = await self._store([item for item, _ in group])
             except Exception as reason:

@@ -68,7 +68,7 @@ class Log:
         return self.closed or self.state == State.sealed
 
     def verdict(self, report: bytes, digest: bytes) -> Reason | None:
-        """What a report would be told at the end of the log as it is."""
+        """The verdict on a report at the end of the log as it is."""
         there = self.members.get(report)
         if there is not None:
             return Reason.duplicate if there == digest else Reason.replayed
@@ -101,22 +101,22 @@ class Log:
             await self._append({_CLOSED: "1"}, b"")
 
     async def add(self, reports: Sequence[tuple[bytes, bytes]]) -> Verdicts:
-        """Append reports; what each is told is what the log says once it is in."""
+        """Append reports; the verdict on each is what the log says once it is in."""
         verdicts: Verdicts = []
         for record in self._split(reports):
             pairs = [(report, _digest(envelope)) for report, envelope in record]
-            told = [self.verdict(*pair) for pair in pairs]
-            new = [place for place, verdict in enumerate(told) if verdict is None]
+            known = [self.verdict(*pair) for pair in pairs]
+            new = [place for place, verdict in enumerate(known) if verdict is None]
             if new:
                 before = self.state
                 ids = b"".join(b"".join(pairs[place]) for place in new)
                 body = msgspec.msgpack.encode([record[place][1] for place in new])
                 found = await self._append({_IDS: base64.b64encode(ids).decode()}, body)
                 for place, verdict in zip(new, found, strict=True):
-                    told[place] = verdict
+                    known[place] = verdict
                 if self.state != before:
                     faults.reached("seal")
-            verdicts += told
+            verdicts += known
         faults.reached("ingest")
         return verdicts
 
@@ -148,9 +148,9 @@ class Log:
         finally:
             del self._verdicts[name]
 
-    def read(self, first: int, most: int | None) -> Iterator[tuple[bytes, bytes]]:
+    def read(self, first: int, count: int | None) -> Iterator[tuple[bytes, bytes]]:
         """Reports in the log's order, from another thread; an end before all are there if the batch is over."""
-        left = len(self.members) - first if most is None else min(most, len(self.members) - first)
+        left = len(self.members) - first if count is None else min(count, len(self.members) - first)
         ids = islice(list(self.members), first, None)
         for sequence, taken in list(self._records):
             places, first = taken[first:], max(0, first - len(taken))

@@ -161,8 +161,8 @@ class NatsStore(Store):
         spent = await self._spent_ids(id.task)
         if log is None:
             return [Reason.replayed if report in spent else Reason.late for report, _ in reports]
-        told = iter(await log.add([report for report in reports if report[0] not in spent]))
-        return [Reason.replayed if report in spent else next(told) for report, _ in reports]
+        verdicts = iter(await log.add([report for report in reports if report[0] not in spent]))
+        return [Reason.replayed if report in spent else next(verdicts) for report, _ in reports]
 
     async def _spent_ids(self, task: bytes) -> set[bytes]:
         """Ids in finished batches of a run. Whoever knows an open batch knows all that were finished before it."""
@@ -183,11 +183,11 @@ class NatsStore(Store):
             raise StorageError(f"Who is in batch {id.number} is not decided yet; it is tried again.")
         await self._broker.put(f"{self._spent}.{name_of(id)}", b"".join(sorted(log.members)))
 
-    def reports(self, id: BatchId, first: int = 0, most: int | None = None) -> Iterator[tuple[bytes, bytes]]:
+    def reports(self, id: BatchId, first: int = 0, count: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         """See `Store`."""
         log = self._broker.run(self._members(id))
         if log is not None:
-            yield from log.read(first, most)
+            yield from log.read(first, count)
 
     async def _members(self, id: BatchId) -> Log | None:
         row = await self._rows.find(id)

@@ -82,7 +82,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def reports(self, id: BatchId, first: int = 0, most: int | None = None) -> Iterator[tuple[bytes, bytes]]:
+    def reports(self, id: BatchId, first: int = 0, count: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         """The frozen membership of a sealed batch: ids and envelopes, all or a slice of them.
 
         Always in the same order, so that slices are the same for all who ask.
@@ -230,10 +230,10 @@ class SQLiteStore(Store):
         ).fetchone()
         return Reason.duplicate if kept is not None and kept[0] == envelope else Reason.replayed
 
-    def reports(self, id: BatchId, first: int = 0, most: int | None = None) -> Iterator[tuple[bytes, bytes]]:
+    def reports(self, id: BatchId, first: int = 0, count: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         """See `Store`."""
         slice = f"{_THIS} ORDER BY rowid LIMIT ? OFFSET ?"
-        limit = -1 if most is None else most
+        limit = -1 if count is None else count
         try:
             yield from self._db.execute(f"SELECT id, envelope FROM reports WHERE {slice}", (*_args(id), limit, first))
         except sqlite3.Error as reason:

@@ -77,19 +77,19 @@ class Contact:
     def __init__(self, task: bytes, at: str) -> None:
         self._task, self._at = task, at
         self._heard = time.monotonic()
-        self._told: Reason | None = None
+        self._warned: Reason | None = None
 
     def answered(self) -> None:
         """All is well."""
-        if self._told is not None:
+        if self._warned is not None:
             log.warning("The trouble with the shuffler at %s is over.", self._at)
-        self._heard, self._told = time.monotonic(), None
+        self._heard, self._warned = time.monotonic(), None
 
     def failed(self, reason: httpx2.HTTPError | ProblemError) -> ProblemError:
         """It is not, and will be tried again; returns why."""
         problem = explained(reason, self._at)
-        if self._told != problem.reason and time.monotonic() - self._heard > PATIENCE:
-            self._told = problem.reason
+        if self._warned != problem.reason and time.monotonic() - self._heard > PATIENCE:
+            self._warned = problem.reason
             log.warning("%s It is tried again.", self._sentence(problem))
         return problem
 

@@ -48,18 +48,19 @@ def problem(error: ProblemError) -> Response:
     return Response(msgspec.json.encode(detail), detail.status, media_type="application/problem+json")
 
 
-async def read_body(request: Request, most: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body, if it is not too long and does not take too long to come."""
-    too_long = ProblemError(Reason.oversized, f"The body has more than {most:,} bytes; send fewer reports at once.")
+    detail = f"The body has more than {max_bytes:,} bytes; send fewer reports at once."
+    too_long = ProblemError(Reason.oversized, detail)
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
+    if declared.isdigit() and int(declared) > max_bytes:
         raise too_long
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 size += len(part)
-                if size > most:
+                if size > max_bytes:
                     raise too_long
                 parts.append(part)
     except TimeoutError:
