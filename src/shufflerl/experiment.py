@@ -13,7 +13,6 @@ import numpy as np
 
 from shufflerl import checks, envs, learners, privatizers
 from shufflerl.compiling import compiler_clock
-from shufflerl.counts import CountQuery
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP
@@ -67,7 +66,7 @@ class Prepared:
     @property
     def certificate(self) -> Certificate | None:
         """What the run guarantees to its users."""
-        return self.privatizer.certificate(CountQuery.everything(self.learner.problem))
+        return self.privatizer.certificate(self.learner.widest_query)
 
 
 def prepare(setting: Setting, seed: int) -> Prepared:
