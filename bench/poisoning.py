@@ -9,7 +9,7 @@ import numpy as np
 from bench.measure import Figure
 from shufflerl import CountPopulation, CountQuery, Release, envs, learn, learners
 from shufflerl.arrays import IntArray
-from shufflerl.counts import Batch, Counter, Counts, Trajectories
+from shufflerl.counts import Batch, Counter, Counts, Query, Trajectories
 from shufflerl.mdp import MDP
 from shufflerl.network.protocol import agreement, wire
 from shufflerl.network.protocol.agreement import Agreement
@@ -72,7 +72,7 @@ class Poisoned(Privatizer):
         values[tags] += liars * understood(counts.batch).max_messages / max(1, len(tags))
         return replace(release, values=values)
 
-    def certificate(self, query: CountQuery) -> None:
+    def certificate(self, query: Query) -> None:
         """Nothing is guaranteed to liars."""
 
 

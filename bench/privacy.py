@@ -109,7 +109,8 @@ def continual() -> list[Figure]:
     """Noise of a running sum after 20,000 batches in units of one release's."""
     figures = []
     for kind, most in ((CentralToeplitz, 4.3), (CentralTree, 14.5)):
-        factor = math.sqrt(kind(Budget(1.0, DELTA), Service(Problem(6, 4, 2, 20_000), 0))._factors(0, 20_000).max())
+        service = Service(CountQuery.everything(Problem(6, 4, 2, 20_000)), 20_000, 0)
+        factor = math.sqrt(kind(Budget(1.0, DELTA), service)._factors(0, 20_000).max())
         figures.append(
             Figure.at_most(most, f"continual counting, {kind.name}, T=20,000", "sd", factor, 1.0, "one release")
         )

@@ -20,19 +20,21 @@ MAY_IMPORT = {
     # What there is to learn, and what is asked of users.
     "layout": "",
     "planning_kernels": "",
-    "mdp": "layout planning_kernels",
+    "policies": "",
+    "mdp": "layout planning_kernels policies",
+    "returns": "mdp policies",
     "planning": "layout mdp planning_kernels",
     "noise": "",
-    "counts": "layout mdp noise",
+    "counts": "layout mdp noise returns",
     # Learning: from releases alone. Nothing here can reach privacy, users or a network.
     "estimation": "counts mdp noise",
     "policy_sets": "planning",
     "coverage_kernels": "",
     "coverage": "coverage_kernels mdp planning policy_sets",
-    "learners": "counts coverage estimation mdp policy_sets",
+    "learners": "counts coverage estimation mdp policies policy_sets returns",
     # Privacy: knows no learner.
-    "privacy": "counts mdp noise",
-    "privatizers": "counts mdp noise privacy",
+    "privacy": "counts mdp noise returns",
+    "privatizers": "counts mdp noise privacy returns",
     # Simulation, where the three meet.
     "envs": "mdp",
     "population_kernels": "",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,7 @@ from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.layout import Layout
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.noise import Noise
+from shufflerl.returns import ReturnProblem, ReturnQuery, Returns
 
 
 class Counter(NamedTuple):
@@ -31,6 +32,64 @@ class Counter(NamedTuple):
     state: int
     action: int
     outcome: int
+
+
+class Query(Protocol):
+    """Which counters of a batch are released, and what the accounting must know of them: all that noise goes by."""
+
+    @property
+    def size(self) -> int:
+        """Number of counters, C; they are numbered by tags 0..size-1."""
+        ...
+
+    @property
+    def touched_counters(self) -> int:
+        """How many counters one user's episode raises by one."""
+        ...
+
+    @property
+    def changed_counters(self) -> int:
+        """k: how many counters can change when one user's whole episode is replaced by another."""
+        ...
+
+    @property
+    def groups(self) -> IntArray:
+        """Of each tag, the number of its group: a user touches exactly one tag of each."""
+        ...
+
+    @property
+    def group_starts(self) -> IntArray:
+        """The first tag of each group."""
+        ...
+
+    @property
+    def dimensions(self) -> tuple[int, int, int]:
+        """Steps, states and actions, which the paper's constants go by."""
+        ...
+
+    @property
+    def widest(self) -> Query:
+        """The query of the same problem whose users touch most counters: everything."""
+        ...
+
+    @property
+    def narrowest(self) -> Query:
+        """The query of the same problem whose users touch one counter alone."""
+        ...
+
+    def check_fits(self, mixture: Mixture) -> None:
+        """Refuse a mixture that such counters cannot be counted of."""
+        ...
+
+    def described(self) -> dict[str, Any]:
+        """The query as JSON values; `parse_query` reads them."""
+        ...
+
+    def tags(self, episodes: Any) -> IntArray:
+        """tags[i, j]: the counters that each user i touches, one of each group."""
+        ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +131,29 @@ class CountQuery:
     def everything(cls, problem: Problem | CountQuery) -> CountQuery:
         """All transitions and all rewards of a problem, or of another query's."""
         return cls(problem, range(problem.horizon - 1), range(problem.horizon))
+
+    @property
+    def widest(self) -> CountQuery:
+        """Everything."""
+        return CountQuery.everything(self)
+
+    @property
+    def narrowest(self) -> CountQuery:
+        """The rewards of one step alone."""
+        return CountQuery(self, [], [0])
+
+    @property
+    def dimensions(self) -> tuple[int, int, int]:
+        """Steps, states and actions."""
+        return self.horizon, self.n_states, self.n_actions
+
+    def check_fits(self, mixture: Mixture) -> None:
+        """Refuse a mixture made for a problem of another shape."""
+        mixture.check_fits(self.horizon, self.n_states, self.n_actions)
+
+    def described(self) -> dict[str, Any]:
+        """The steps that are asked for, as JSON values."""
+        return {"transition_steps": list(self.transition_steps), "reward_steps": list(self.reward_steps)}
 
     @property
     def touched_counters(self) -> int:
@@ -230,14 +312,21 @@ class CountQuery:
         return np.concatenate([moved, paid + self._asked.size], axis=1).astype(np.int64)
 
     def _key(self) -> tuple[object, ...]:
-        shape = (self.horizon, self.n_states, self.n_actions)
-        return (*shape, self.transition_steps, self.reward_steps, self.layout.digest)
+        return (*self.dimensions, self.transition_steps, self.reward_steps, self.layout.digest)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CountQuery) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
+
+
+def parse_query(described: dict[str, Any], problem: Problem | ReturnProblem) -> CountQuery | ReturnQuery:
+    """The query of a problem that `described` says; inverse of `Query.described`."""
+    if "points" in described:
+        return ReturnQuery(described["policies"], tuple(described["points"]))
+    assert isinstance(problem, Problem)
+    return CountQuery(problem, described["transition_steps"], described["reward_steps"])
 
 
 def _of_all_steps(table: NDArray[Any], steps: tuple[int, ...], count: int) -> NDArray[Any]:
@@ -295,17 +384,20 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a learner asks for: deploy this mixture to this many users and release these counters."""
+    """What a learner asks for: deploy this mixture to this many users and release these counters.
+
+    The query is a `Query`; whoever asked knows of which kind, and reads it as that.
+    """
 
     index: int
     users: int
     mixture: Mixture
-    query: CountQuery
+    query: Any
 
     def __post_init__(self) -> None:
         checks.whole("batch index", self.index, least=0)
         checks.whole("users", self.users, least=1)
-        self.mixture.check_fits(self.query.horizon, self.query.n_states, self.query.n_actions)
+        self.query.check_fits(self.mixture)
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,11 +427,11 @@ class Counts:
         return self
 
     @classmethod
-    def of(cls, batch: Batch, trajectories: Trajectories) -> Counts:
+    def of(cls, batch: Batch, episodes: Trajectories | Returns, earned: float = math.nan) -> Counts:
         """Count the users' episodes one by one."""
-        tags = batch.query.tags(trajectories)
+        tags = batch.query.tags(episodes)
         values = np.bincount(tags.ravel(), minlength=batch.query.size).astype(np.int64, copy=False)
-        return cls(batch, values, float(trajectories.rewards.sum()))
+        return cls(batch, values, float(episodes.rewards.sum()) if isinstance(episodes, Trajectories) else earned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,7 +461,8 @@ class Release:
     @cached_property
     def tables(self) -> tuple[FloatArray, FloatArray]:
         """The noisy counts as transitions[h, x, a, x'] and rewards[h, x, a, r], zero where nothing was asked."""
-        return self.batch.query.scatter(self.values)
+        tables: tuple[FloatArray, FloatArray] = self.batch.query.scatter(self.values)
+        return tables
 
     def check_answers(self, batch: Batch | None) -> None:
         """Refuse a release of another batch than the one a learner waits for."""

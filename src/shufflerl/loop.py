@@ -57,7 +57,7 @@ def learn(
     """
     if batches is not None:
         checks.whole("batches", batches, least=0)
-    if population.mdp is not None:
+    if population.mdp is not None and isinstance(learner.problem, Problem):
         _check_fits(learner.problem, population.mdp)
     recorder = Recorder(population.mdp, learner.deployed)
     while learner.episodes_left and (batches is None or recorder.batches < batches):

@@ -18,6 +18,7 @@ from shufflerl import checks
 from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray
 from shufflerl.errors import InvalidInputError
 from shufflerl.layout import Layout
+from shufflerl.policies import Family, Table
 
 #: More episodes than this would overflow the 64-bit counts.
 MAX_EPISODES = 10**18
@@ -259,25 +260,23 @@ def _checked_rewards(rewards: ArrayLike) -> FloatArray:
 class Mixture:
     """Deterministic policies and how likely each user is to be given each: what a batch deploys.
 
+    All are of one `family`, which says how the array of `policies` is read: tables of actions[m, h, x] unless another
+    is given.
+
     >>> Mixture.single([[0, 1]]) == Mixture([[[0, 1]]], [1.0])
     True
     """
 
-    policies: PolicyArray
+    policies: NDArray[Any]
     weights: FloatArray
+    family: Family
     _key: bytes = field(repr=False)
 
-    def __init__(self, policies: ArrayLike, weights: ArrayLike) -> None:
-        given = checks.plain("policies", policies)
-        if given.ndim != 3 or 0 in given.shape or not np.issubdtype(given.dtype, np.integer) or (given < 0).any():
-            raise InvalidInputError(
-                f"policies has shape {given.shape} and type {given.dtype}; expected non-negative whole numbers "
-                "[m, h, x]: the action of policy m at step h in state x."
-            )
-        if given.dtype != np.int32 and given.max() > np.iinfo(np.int32).max:
-            raise InvalidInputError(f"policies uses an action {given.max()}; expected numbers below 2^31.")
-        object.__setattr__(self, "policies", checks.frozen(given.astype(np.int32, copy=False)))
+    def __init__(self, policies: ArrayLike, weights: ArrayLike, family: Family | None = None) -> None:
+        given = Table.checked(policies) if family is None else family.checked(policies)
+        object.__setattr__(self, "policies", given)
         object.__setattr__(self, "weights", checks.frozen(checks.probabilities("weights", weights, (len(given),))))
+        object.__setattr__(self, "family", Table(*given.shape[1:]) if family is None else family)
         object.__setattr__(self, "_key", self.policies.tobytes() + self.weights.tobytes())
 
     @classmethod
@@ -297,6 +296,10 @@ class Mixture:
 
     def check_fits(self, horizon: int, states: int, actions: int) -> None:
         """Refuse a mixture made for a problem of another shape."""
+        if not isinstance(self.family, Table):
+            raise InvalidInputError(
+                f"The policies are {self.family}; expected tables of actions[h, x] for a problem of states and actions."
+            )
         if self.policies.shape[1:] != (horizon, states) or self.policies.max() >= actions:
             raise InvalidInputError(
                 f"The policies are for (steps, states) = {self.policies.shape[1:]} and use actions up to "
@@ -304,7 +307,7 @@ class Mixture:
             )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mixture) and self.policies.shape == other.policies.shape and self._key == other._key
+        return isinstance(other, Mixture) and self.family == other.family and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)

@@ -157,7 +157,8 @@ def reused_seeds(patch: pytest.MonkeyPatch) -> None:
 
     def noise(agreed: Protocol) -> IntArray:
         rng = np.random.default_rng(next(calls) % 4)
-        return rng.integers(agreed.query.size, size=rng.poisson(agreed.query.size * float(agreed.rate)))
+        size = int(agreed.query.size)
+        return rng.integers(size, size=rng.poisson(size * float(agreed.rate)))
 
     patch.setattr(protocol, "_noise_tags", noise)
 

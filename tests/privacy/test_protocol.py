@@ -320,7 +320,7 @@ def test_no_piece_takes_a_seed_or_a_generator() -> None:
     }
     assert parameters == {
         "Protocol": ["query", "users", "noise", "honest_fraction"],
-        "randomize": ["protocol", "trajectory"],
+        "randomize": ["protocol", "episode"],
         "shuffle": ["reports"],
         "analyze": ["protocol", "tags", "reports"],
     }

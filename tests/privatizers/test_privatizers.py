@@ -326,8 +326,8 @@ def test_batches_of_one_user_that_ask_for_different_parts_keep_to_the_budget(nam
     """Each calibrated to its own part, two could cost more together than either with another of its kind."""
     mixture = random_mixture(MDP_, 1, 0)
     serves = learner()
-    everything = CountQuery.everything(serves.problem)
-    part = CountQuery(serves.problem, [], [0])
+    everything = serves.widest_query
+    part = everything.narrowest
     twice = _make(name, serves=serves, participations=2)
     assert isinstance(twice, BudgetedPrivatizer)
     releases = []
@@ -476,7 +476,7 @@ def test_one_user_of_local_sampled_reports_one_step() -> None:
 @pytest.mark.parametrize("batches", [7, 8, 9, 16])
 def test_the_tree_has_a_level_for_every_node_a_batch_is_in(batches: int) -> None:
     """At T = 2^j the last running sum is one node, of level j: j + 1 levels."""
-    tree = CentralTree(BUDGET, Service(MDP_.problem(batches), 0))
+    tree = CentralTree(BUDGET, Service(CountQuery.everything(MDP_.problem(batches)), batches, 0))
     assert tree._levels == int(np.floor(np.log2(batches))) + 1
     query = CountQuery.everything(MDP_.problem(1))
     assert tree.noise_of_episodes(query, range(batches))[0].shape == (batches, query.size)

@@ -20,6 +20,7 @@ class Guess(Learner):
     """
 
     name: ClassVar[str] = "guess"
+    problem: Problem
 
     def __init__(self, task: Problem, seed: Seed, batches: int = 5) -> None:
         super().__init__(task, seed, batches=batches)

@@ -8,7 +8,7 @@ import numpy as np
 
 from shufflerl.mdp import MDP
 from shufflerl.privacy.accounting import Budget
-from shufflerl.privacy.mechanism import CentralGaussian
+from shufflerl.privacy.mechanism import CentralNoise
 from shufflerl.privatizers.base import AdditivePrivatizer, Service
 
 
@@ -20,7 +20,7 @@ def doors(rng: Any, *, pay=0.9):  # type: ignore[no-untyped-def]  # as users wri
 
 def quiet(budget: Budget, service: Service) -> AdditivePrivatizer:
     """The noise of a trusted server."""
-    return AdditivePrivatizer(CentralGaussian(budget), service)
+    return AdditivePrivatizer(CentralNoise(budget), service)
 
 
 class Doors:

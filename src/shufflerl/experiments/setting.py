@@ -13,7 +13,6 @@ import numpy as np
 
 from shufflerl import checks, envs, learners, privatizers
 from shufflerl.compiling import compiler_clock
-from shufflerl.counts import CountQuery
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP, UNIT, Units
@@ -107,7 +106,7 @@ class Prepared:
     @property
     def certificate(self) -> Certificate | None:
         """What the run guarantees to its users."""
-        return self.privatizer.certificate(CountQuery.everything(self.learner.problem))
+        return self.privatizer.certificate(self.learner.widest_query)
 
 
 def prepare(setting: Setting, seed: int) -> Prepared:
@@ -148,7 +147,7 @@ LARGE = 500_000
 def expected_seconds(setting: Setting, seed: int) -> float | None:
     """About how long a run will take, by its first batch; None for problems that are not large."""
     made = prepare(setting, seed)
-    if made.learner.problem.layout.size < LARGE:
+    if made.learner.widest_query.size < LARGE:
         return None
     began = time.perf_counter()
     with compiler_clock() as compiling:

@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import state
-from shufflerl.counts import Batch, CountQuery, Release
+from shufflerl.counts import Batch, CountQuery, Query, Release, parse_query
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.mdp import Mixture, Problem
+from shufflerl.policies import describe, parse
+from shufflerl.returns import ReturnProblem
 from shufflerl.seeding import Seed, stream
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
-STATE_VERSION = 7
+STATE_VERSION = 8
 
 
 class Plain:
@@ -66,11 +68,20 @@ class Learner(ABC):
     """
 
     name: ClassVar[str]
+    #: What it can learn on; unless said otherwise, problems of states and actions.
+    problems: ClassVar[tuple[type[Problem] | type[ReturnProblem], ...]] = (Problem,)
     #: True for a learner that reads only the running sum of all releases: continual counting then serves it best.
     reads_running_sums: ClassVar[bool] = False
 
-    def __init__(self, problem: Problem, seed: Seed, **parameters: Any) -> None:
-        if not isinstance(problem, Problem):
+    problem: Problem | ReturnProblem
+
+    def __init__(self, problem: Problem | ReturnProblem, seed: Seed, **parameters: Any) -> None:
+        if not isinstance(problem, self.problems):
+            if isinstance(problem, ReturnProblem):
+                raise InvalidInputError(
+                    f"The learner {self.name} needs a problem of states and actions, but observations here are vectors "
+                    f"of {problem.inputs} numbers; use the learner policy-search, or make them discrete by tiles."
+                )
             raise InvalidInputError(
                 f"The problem is {problem!r}; expected a Problem, which is all that a learner may know: give "
                 "mdp.problem(episodes=...)."
@@ -112,8 +123,14 @@ class Learner(ABC):
     def most_batches(self) -> int:
         """An upper bound on how many batches this learner asks for in all."""
 
+    @property
+    def widest_query(self) -> Query:
+        """All that a batch may ask for: what a user is guaranteed, whatever the batch, is told of this."""
+        assert isinstance(self.problem, Problem)
+        return CountQuery.everything(self.problem)
+
     @abstractmethod
-    def _plan(self) -> tuple[int, Mixture, CountQuery]:
+    def _plan(self) -> tuple[int, Mixture, Query]:
         """Users, policy mixture and counters of the next batch."""
 
     @abstractmethod
@@ -158,13 +175,16 @@ class Learner(ABC):
             "episodes_played": self.episodes_played,
             "batches_observed": self.batches_observed,
             "waiting": None,
+            "families": {},
         }
+        mixtures = {"deployed": self.deployed}
         if self._waiting is not None:
-            query = self._waiting.query
-            header["waiting"] = [self._waiting.users, query.transition_steps, query.reward_steps]
-            arrays = arrays | _packed("waiting", self._waiting.mixture)
-        if self.deployed is not None:
-            arrays = arrays | _packed("deployed", self.deployed)
+            header["waiting"] = [self._waiting.users, self._waiting.query.described()]
+            mixtures["waiting"] = self._waiting.mixture
+        for what, mixture in mixtures.items():
+            if mixture is not None:
+                header["families"][what] = describe(mixture.family)
+                arrays = arrays | {f"_{what}_policies": mixture.policies, f"_{what}_weights": mixture.weights}
         return state.pack(header, arrays)
 
     def restore(self, saved: bytes) -> None:
@@ -176,17 +196,20 @@ class Learner(ABC):
                     f"The saved state has {key} {header.get(key)!r} but this learner has {mine!r}; "
                     "restore it into a learner made for the same problem with the same parameters."
                 )
-        mixture, deployed = _unpacked("waiting", arrays), _unpacked("deployed", arrays)
+        mixtures = {
+            what: Mixture(arrays.pop(f"_{what}_policies"), arrays.pop(f"_{what}_weights"), parse(family))
+            for what, family in header["families"].items()
+        }
         self._load_state(header["values"], arrays)
         self.rng.bit_generator.state = header["rng"]
         self.episodes_played = header["episodes_played"]
         self.batches_observed = header["batches_observed"]
-        self.deployed = deployed
+        self.deployed = mixtures.get("deployed")
         self._waiting = None
-        if mixture is not None:
-            users, transition_steps, reward_steps = header["waiting"]
-            query = CountQuery(self.problem, transition_steps, reward_steps)
-            self._waiting = Batch(self.batches_observed, users, mixture, query)
+        if header["waiting"] is not None:
+            users, described = header["waiting"]
+            query = parse_query(described, self.problem)
+            self._waiting = Batch(self.batches_observed, users, mixtures["waiting"], query)
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -203,12 +226,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     return type(value)(map(_plain, value)) if isinstance(value, list | tuple) else value
-
-
-def _packed(what: str, mixture: Mixture) -> dict[str, NDArray[Any]]:
-    return {f"_{what}_policies": mixture.policies, f"_{what}_weights": mixture.weights}
-
-
-def _unpacked(what: str, arrays: dict[str, NDArray[Any]]) -> Mixture | None:
-    policies, weights = (arrays.pop(f"_{what}_{part}", None) for part in ("policies", "weights"))
-    return None if policies is None or weights is None else Mixture(policies, weights)

@@ -60,6 +60,7 @@ class SDPPE(Learner):
     """
 
     name: ClassVar[str] = "sdp-pe"
+    problem: Problem
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ class UCBVI(Learner):
     """
 
     name: ClassVar[str] = "ucbvi"
+    problem: Problem
     reads_running_sums: ClassVar[bool] = True
     #: What `loop` plays instead of single batches where it can.
     compiled_loop: ClassVar[Entry] = Entry("shufflerl.episodes:EpisodeStretch.if_possible", "one user per batch")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from shufflerl import checks
-from shufflerl.counts import CountQuery
+from shufflerl.counts import Query
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import (
     BinomialNoise,
@@ -60,41 +60,40 @@ class Mechanism(ABC, Generic[Law_co]):
         object.__setattr__(self, "honest_fraction", checks.fraction("honest_fraction", self.honest_fraction))
 
     @abstractmethod
-    def _noise(self, query: CountQuery, users: int) -> Law_co:
+    def _noise(self, query: Query, users: int) -> Law_co:
         """The law of the noise on each counter of a batch of so many users."""
 
     @abstractmethod
-    def _charge(self, query: CountQuery, users: int) -> Charge:
+    def _charge(self, query: Query, users: int) -> Charge:
         """What a batch costs each of its users, all participations together."""
 
-    def _accounted(self, query: CountQuery) -> CountQuery:
+    def _accounted(self, query: Query) -> Query:
         """What noise and cost go by: the query of users who take part once; of those who come back, everything.
 
         Two batches that each keep to the budget with another of their kind need not keep to it with each other. With
         the noise of everything, one that asks for a part of it tells no more than one that asks for all.
         """
-        return query if self.participations == 1 else CountQuery.everything(query)
+        return query if self.participations == 1 else query.widest
 
-    def _costliest_users(self, query: CountQuery) -> int:
+    def _costliest_users(self, query: Query) -> int:
         """The size of batch that costs its users most; here all cost the same."""
         return 1
 
-    def noise(self, query: CountQuery, users: int = 1) -> Law_co:
+    def noise(self, query: Query, users: int = 1) -> Law_co:
         """The law of the noise on each counter of a batch of so many users."""
         return self._noise(self._accounted(query), users)
 
-    def charge(self, query: CountQuery, users: int = 1) -> Charge:
+    def charge(self, query: Query, users: int = 1) -> Charge:
         """What a batch costs each of its users, all participations together."""
         return self._charge(self._accounted(query), users)
 
-    def variance_range(self, query: CountQuery, users: int = 1) -> tuple[float, float] | None:
+    def variance_range(self, query: Query, users: int = 1) -> tuple[float, float] | None:
         """The variance of noise in a batch whose users touch one counter alone, and all of them; see `Release`."""
         if not self.scales:
             return None
-        alone, together = CountQuery(query, [], [0]), CountQuery.everything(query)
-        return self.noise(alone, users).variance, self.noise(together, users).variance
+        return self.noise(query.narrowest, users).variance, self.noise(query.widest, users).variance
 
-    def certificate(self, query: CountQuery) -> Certificate:
+    def certificate(self, query: Query) -> Certificate:
         """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch.
 
         Noise that goes with the query is calibrated to within a hair of the budget, which may be thinner for a part.
@@ -171,15 +170,15 @@ class ShuffledPoisson(Mechanism[PoissonNoise]):
                 "excluded: nobody's noise is left to rely on. Let fewer be excluded."
             )
 
-    def _relied_on(self, query: CountQuery) -> PoissonNoise:
+    def _relied_on(self, query: Query) -> PoissonNoise:
         budget = Budget(self.budget.epsilon, self.budget.delta - self.spare)
         return accounting.calibrate(budget, query.changed_counters, self.participations)
 
-    def _noise(self, query: CountQuery, users: int) -> PoissonNoise:
+    def _noise(self, query: Query, users: int) -> PoissonNoise:
         mean = self._relied_on(query).mean / (self.honest_fraction - self.excludable) * (1 + self.margin)
         return accounting.drawable(mean, self.budget)
 
-    def _charge(self, query: CountQuery, users: int) -> Charge:
+    def _charge(self, query: Query, users: int) -> Charge:
         return Charge(self._relied_on(query), query.changed_counters * self.participations)
 
 
@@ -191,10 +190,10 @@ class StatedPoisson(ShuffledPoisson):
 
     scales: ClassVar[bool] = False
 
-    def _relied_on(self, query: CountQuery) -> PoissonNoise:
+    def _relied_on(self, query: Query) -> PoissonNoise:
         return PoissonNoise(self.mean * (self.honest_fraction - self.excludable))
 
-    def _noise(self, query: CountQuery, users: int) -> PoissonNoise:
+    def _noise(self, query: Query, users: int) -> PoissonNoise:
         return PoissonNoise(self.mean)
 
 
@@ -210,17 +209,17 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
     assumptions: ClassVar[tuple[str, ...]] = _SHUFFLER
     noise_on: ClassVar[str] = "on each counter of a batch of few users; of many, up to sqrt(2) times as much"
 
-    def _tau(self, query: CountQuery) -> float:
-        return accounting.paper_tau(self.budget, query.horizon, query.n_states, query.n_actions)
+    def _tau(self, query: Query) -> float:
+        return accounting.paper_tau(self.budget, *query.dimensions)
 
-    def _costliest_users(self, query: CountQuery) -> int:
+    def _costliest_users(self, query: Query) -> int:
         # Just above tau users the bits are almost fair and hardly more than tau; fewer or more users have more noise.
         return math.ceil(self._tau(query))
 
-    def _noise(self, query: CountQuery, users: int) -> BinomialNoise:
+    def _noise(self, query: Query, users: int) -> BinomialNoise:
         return accounting.paper_noise(users, self._tau(query))
 
-    def _charge(self, query: CountQuery, users: int) -> Charge:
+    def _charge(self, query: Query, users: int) -> Charge:
         tau = self._tau(query)
         # Up to tau users, rounding only adds fair bits to ceil(tau) of them, and more noise never costs more.
         noise = accounting.paper_noise(users, tau) if users > tau else BinomialNoise(math.ceil(tau), 0.5)
@@ -256,20 +255,20 @@ class ServersNoise(Mechanism[NoiseSum]):
                 "users; leave it at 1."
             )
 
-    def dummies(self, query: CountQuery) -> PoissonNoise | TruncatedLaplace:
+    def dummies(self, query: Query) -> PoissonNoise | TruncatedLaplace:
         """The law of what the shuffler adds to each counter: dummies, less their mean."""
         changed = self._accounted(query).changed_counters
         return accounting.calibrate_dummies(self.budget, changed, self.participations)
 
-    def own(self, query: CountQuery) -> PoissonNoise | DiscreteLaplace:
+    def own(self, query: Query) -> PoissonNoise | DiscreteLaplace:
         """The law of what the coordinator adds to each counter."""
         changed = self._accounted(query).changed_counters
         return accounting.calibrate_server(self.budget, changed, self.participations)
 
-    def _noise(self, query: CountQuery, users: int) -> NoiseSum:
+    def _noise(self, query: Query, users: int) -> NoiseSum:
         return NoiseSum((self.dummies(query), self.own(query)))
 
-    def _charge(self, query: CountQuery, users: int) -> Charge:
+    def _charge(self, query: Query, users: int) -> Charge:
         return Charge(self.dummies(query), query.changed_counters * self.participations)
 
 
@@ -282,10 +281,10 @@ class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):
     assumptions: ClassVar[tuple[str, ...]] = _SERVER
     scales: ClassVar[bool] = True
 
-    def _noise(self, query: CountQuery, users: int) -> GaussianNoise | DiscreteLaplace:
+    def _noise(self, query: Query, users: int) -> GaussianNoise | DiscreteLaplace:
         return accounting.calibrate_central(self.budget, query.changed_counters, self.participations)
 
-    def _charge(self, query: CountQuery, users: int) -> Charge:
+    def _charge(self, query: Query, users: int) -> Charge:
         noise = accounting.calibrate_central(self.budget, query.changed_counters, self.participations)
         return Charge(noise, query.changed_counters * self.participations)
 
@@ -300,16 +299,16 @@ class ContinualGaussian(Mechanism[GaussianNoise]):
         "on each counter if one batch were all; released continually, batches and their sums carry a few times as much"
     )
 
-    def _accounted(self, query: CountQuery) -> CountQuery:
+    def _accounted(self, query: Query) -> Query:
         """All batches ask the same, so users who come back need no other noise."""
         return query
 
-    def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
+    def _noise(self, query: Query, users: int) -> GaussianNoise:
         # A user in m batches shifts the sum of m columns of R, which may all point the same way: its norm is up to m
         # times one column's, as that of m^2 orthogonal changes, not of m.
         return accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations**2)
 
-    def _charge(self, query: CountQuery, users: int) -> Charge:
+    def _charge(self, query: Query, users: int) -> Charge:
         noise = accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations**2)
         return Charge(noise, query.changed_counters * self.participations**2)
 
@@ -338,11 +337,11 @@ class LocalGaussian(Mechanism[GaussianNoise]):
         "on each counter of one user's report if all are asked; n users have sqrt(n) times as much"
     )
 
-    def _noise(self, query: CountQuery, users: int) -> GaussianNoise:
+    def _noise(self, query: Query, users: int) -> GaussianNoise:
         one = accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations)
         return GaussianNoise(one.sd * math.sqrt(users))
 
-    def _charge(self, query: CountQuery, users: int) -> Charge:
+    def _charge(self, query: Query, users: int) -> Charge:
         noise = accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations)
         return Charge(noise, query.changed_counters * self.participations)
 
@@ -357,11 +356,11 @@ class LocalUnary(Mechanism[UnaryNoise]):
     scales: ClassVar[bool] = True
     noise_on: ClassVar[str] = "at most, on each counter of one user's report; n users have sqrt(n) times as much"
 
-    def _noise(self, query: CountQuery, users: int) -> UnaryNoise:
+    def _noise(self, query: Query, users: int) -> UnaryNoise:
         if self.participations > 1:
             raise InvalidInputError("local-sampled is calibrated for one participation; use the privatizer local.")
         return UnaryNoise(users, query.touched_counters, accounting.calibrate_unary(self.budget))
 
-    def _charge(self, query: CountQuery, users: int) -> Charge:
+    def _charge(self, query: Query, users: int) -> Charge:
         # One user's report shows one family and step: a replaced user changes two of its bits.
         return Charge(self._noise(query, 1), 2)

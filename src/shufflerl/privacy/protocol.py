@@ -16,16 +16,18 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from shufflerl import checks
 from shufflerl.arrays import FloatArray, IntArray
-from shufflerl.counts import CountQuery, Trajectories
+from shufflerl.counts import Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import BinomialNoise, PoissonNoise
 from shufflerl.privacy import randomness
+from shufflerl.returns import Returns
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Protocol:
     shares of `honest_fraction` of the users suffice; from fewer reports nothing is released.
     """
 
-    query: CountQuery
+    query: Any  # a Query
     users: int
     noise: PoissonNoise | BinomialNoise
     honest_fraction: float = 1.0
@@ -74,19 +76,19 @@ class Protocol:
     @property
     def messages_per_user(self) -> float:
         """Expected tags of a user. Their number depends on no data, but tells noise: what is sent is padded."""
-        return self.query.touched_counters + float(self.rate) * self.query.size
+        return float(self.query.touched_counters + float(self.rate) * self.query.size)
 
 
-def randomize(protocol: Protocol, trajectory: Trajectories) -> IntArray:
+def randomize(protocol: Protocol, episode: Trajectories | Returns) -> IntArray:
     """The randomizer: one user's tags, true and noise, in increasing order so that the order tells nothing."""
-    return np.sort(draw(protocol, trajectory))
+    return np.sort(draw(protocol, episode))
 
 
-def draw(protocol: Protocol, trajectory: Trajectories) -> IntArray:
+def draw(protocol: Protocol, episode: Trajectories | Returns) -> IntArray:
     """The randomizer's tags in an order that does tell, for whoever only counts them and sends the counts."""
-    if len(trajectory) != 1:
-        raise InvalidInputError(f"The randomizer was given {len(trajectory)} trajectories; expected one user's.")
-    true = protocol.query.tags(trajectory)[0]
+    if len(episode) != 1:
+        raise InvalidInputError(f"The randomizer was given {len(episode)} trajectories; expected one user's.")
+    true = protocol.query.tags(episode)[0]
     return np.concatenate([true, _noise_tags(protocol)])
 
 

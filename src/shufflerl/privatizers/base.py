@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from shufflerl.arrays import FloatArray
-from shufflerl.counts import Batch, CountQuery, Counts, Release
+from shufflerl.counts import Batch, Counts, Query, Release
 from shufflerl.errors import ContractError
 from shufflerl.mdp import Problem
 from shufflerl.noise import Noise
@@ -17,6 +17,7 @@ from shufflerl.privacy.accounting import warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Ledger
 from shufflerl.privacy.mechanism import Mechanism
+from shufflerl.returns import ReturnProblem
 from shufflerl.seeding import Seed, stream
 
 
@@ -28,13 +29,13 @@ class Privatizer(ABC):
         """Answer the batch that the counts belong to."""
 
     @abstractmethod
-    def certificate(self, query: CountQuery) -> Certificate | None:
+    def certificate(self, query: Query) -> Certificate | None:
         """What is guaranteed to a user who answers such a query; None without privacy."""
 
     #: Whether noise does not depend on the counts, so that `noise_of_episodes` can draw it before them.
     draws_ahead: ClassVar[bool] = False
 
-    def noise_of_episodes(self, query: CountQuery, batches: range) -> tuple[FloatArray, FloatArray]:
+    def noise_of_episodes(self, query: Query, batches: range) -> tuple[FloatArray, FloatArray]:
         """What is added to these batches of one user each: values[t, tag], and the `added_variance` of each.
 
         No rows at all mean that nothing is added.
@@ -45,8 +46,15 @@ class Privatizer(ABC):
 class Asks(Protocol):
     """What a privatizer must know of whoever asks for batches, such as a learner."""
 
-    problem: Problem
     batches_observed: int
+
+    @property
+    def problem(self) -> Problem | ReturnProblem:
+        """What is public, such as how many users there are in all."""
+
+    @property
+    def widest_query(self) -> Query:
+        """All that a batch may ask for."""
 
     @property
     def most_batches(self) -> int:
@@ -59,13 +67,15 @@ class Asks(Protocol):
 
 @dataclass(frozen=True)
 class Service:
-    """What a privatizer is made for: batches of a problem, from `first_batch` on, with noise drawn from a seed.
+    """What a privatizer is made for: batches that ask for no more than `query`, with noise drawn from a seed.
 
-    A ledger of its own is made unless one is given. A trusted server must also know how many batches there will be at
-    most (unless given, as many as episodes), and counts continually for who reads only `running_sums` of all releases.
+    There are `episodes` users in all. A ledger of its own is made unless one is given. A trusted server must also know
+    how many batches there will be at most (unless given, as many as episodes), and counts continually for who reads
+    only `running_sums` of all releases.
     """
 
-    problem: Problem
+    query: Query
+    episodes: int
     seed: Seed
     ledger: Ledger | None = None
     first_batch: int = 0
@@ -76,7 +86,7 @@ class Service:
     def of(cls, learner: Asks, seed: Seed, ledger: Ledger | None = None) -> Service:
         """The service of a learner from the batch on that comes next."""
         batches = (learner.batches_observed, learner.most_batches, learner.reads_running_sums)
-        return cls(learner.problem, seed, ledger, *batches)
+        return cls(learner.widest_query, learner.problem.episodes, seed, ledger, *batches)
 
 
 class BudgetedPrivatizer(Privatizer):
@@ -86,15 +96,15 @@ class BudgetedPrivatizer(Privatizer):
     """
 
     def __init__(self, mechanism: Mechanism[Noise], service: Service) -> None:
-        warn_if_weak(mechanism.budget, service.problem.episodes)
+        warn_if_weak(mechanism.budget, service.episodes)
         self.mechanism = mechanism
         self.ledger = service.ledger or Ledger("simulation", mechanism.budget)
         self._next_batch = service.first_batch
         # After a restart another stream: the same noise on two batches would cancel in their difference.
         self._rng = stream(service.seed, "noise", self._next_batch)
-        mechanism.charge(CountQuery.everything(service.problem))  # a budget that cannot be met is refused here
+        mechanism.charge(service.query)  # a budget that cannot be met is refused here
 
-    def certificate(self, query: CountQuery) -> Certificate:
+    def certificate(self, query: Query) -> Certificate:
         """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch."""
         return self.mechanism.certificate(query)
 
@@ -102,7 +112,7 @@ class BudgetedPrivatizer(Privatizer):
         """By how much each of the batches raises the variance of the running sum of noise."""
         return np.full(len(batches), noise.variance)
 
-    def _admit(self, query: CountQuery, users: int, batches: range) -> tuple[Noise, FloatArray]:
+    def _admit(self, query: Query, users: int, batches: range) -> tuple[Noise, FloatArray]:
         """Charge the next batches; only then is there a law to draw from, and what each adds to the variance."""
         if batches.start != self._next_batch:
             raise ContractError(
@@ -137,7 +147,7 @@ class AdditivePrivatizer(BudgetedPrivatizer):
         values = counts.values + self._draw(noise, alone, batch.query.size)[0]
         return self._released(batch, values, noise, added)
 
-    def noise_of_episodes(self, query: CountQuery, batches: range) -> tuple[FloatArray, FloatArray]:
+    def noise_of_episodes(self, query: Query, batches: range) -> tuple[FloatArray, FloatArray]:
         """Noise of the next episodes, charged and drawn as if each had been released by itself."""
         noise, added = self._admit(query, 1, batches)
         return self._draw(noise, batches, query.size), added

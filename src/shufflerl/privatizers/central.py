@@ -15,7 +15,7 @@ import numpy as np
 from scipy import fft, special
 
 from shufflerl.arrays import FloatArray
-from shufflerl.counts import CountQuery
+from shufflerl.counts import Query
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.noise import GaussianNoise, Noise, on_lattice
 from shufflerl.privacy.accounting import Budget
@@ -49,8 +49,8 @@ class Continual(AdditivePrivatizer):
                 "start the learner anew."
             )
         super().__init__(self.kind(budget, participations), service)
-        self.batches = service.batches or service.problem.episodes
-        self._query: CountQuery | None = None
+        self.batches = service.batches or service.episodes
+        self._query: Query | None = None
         self._last: FloatArray | None = None  # noise of the running sum after the last release
 
     @property
@@ -81,7 +81,7 @@ class Continual(AdditivePrivatizer):
         self._last = running[-1]
         return np.diff(running, axis=0, prepend=before[None])
 
-    def _admit(self, query: CountQuery, users: int, batches: range) -> tuple[Noise, FloatArray]:
+    def _admit(self, query: Query, users: int, batches: range) -> tuple[Noise, FloatArray]:
         if self._query is None:
             self._query = query
         if self._query != query:
@@ -167,6 +167,6 @@ class CentralTree(Continual):
 
 def central(budget: Budget, service: Service, *, participations: int = 1) -> AdditivePrivatizer:
     """The best trusted server: continual counting where running sums are read, else noise per batch."""
-    if service.running_sums and (service.batches or service.problem.episodes) > 1:
+    if service.running_sums and (service.batches or service.episodes) > 1:
         return CentralToeplitz(budget, service, participations=participations)
     return AdditivePrivatizer(CentralNoise(budget, participations), service)

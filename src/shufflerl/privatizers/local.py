@@ -49,4 +49,5 @@ class LocalSampled(BudgetedPrivatizer):
         reports = np.add.reduceat(sampled, counts.batch.query.group_starts)[group]
         ones = self._rng.binomial(reports - sampled, noise.flip)
         ones[touched] += self._rng.binomial(chosen, 0.5)
-        return noise.weight * (ones - reports * noise.flip)
+        estimate: FloatArray = noise.weight * (ones - reports * noise.flip)
+        return estimate

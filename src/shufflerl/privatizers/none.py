@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from shufflerl.arrays import FloatArray
-from shufflerl.counts import CountQuery, Counts, Release
+from shufflerl.counts import Counts, Query, Release
 from shufflerl.noise import NoNoise
 from shufflerl.privatizers.base import Privatizer
 
@@ -21,9 +21,9 @@ class NoPrivacy(Privatizer):
         """Pass the counts on as they are."""
         return Release(counts.batch, counts.values.astype(np.float64), NoNoise(), 0.0)
 
-    def noise_of_episodes(self, query: CountQuery, batches: range) -> tuple[FloatArray, FloatArray]:
+    def noise_of_episodes(self, query: Query, batches: range) -> tuple[FloatArray, FloatArray]:
         """No rows: nothing is added."""
         return np.empty((0, query.size)), np.empty(0)
 
-    def certificate(self, query: CountQuery) -> None:
+    def certificate(self, query: Query) -> None:
         """Nothing is guaranteed."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from shufflerl import envs, learners, planning, privatizers
-from shufflerl.counts import CountQuery, Counts, Release
+from shufflerl.counts import Counts, Query, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.suite.definition import ENVIRONMENTS
 from shufflerl.history import History
@@ -362,7 +362,7 @@ class Unlucky(Privatizer):
         pays[:, 0, best] = np.where(users > 0, [users * (1 - mean) + error, users * mean - error], pays[:, 0, best].T).T
         return replace(release, values=batch.query.gather(moves, pays))
 
-    def certificate(self, query: CountQuery) -> Certificate | None:
+    def certificate(self, query: Query) -> Certificate | None:
         return None
 
 

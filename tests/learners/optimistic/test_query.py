@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shufflerl import learners, privatizers
 from shufflerl.arrays import BoolArray, FloatArray
-from shufflerl.counts import Batch, CountQuery
+from shufflerl.counts import Batch, CountQuery, Query
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.learners.optimistic import Optimistic
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
@@ -281,7 +281,7 @@ def test_a_certificate_tells_noise_that_is_too_weak_for_the_budget() -> None:
     """The budget is stated where noise goes with the query, but not instead of what the noise costs."""
 
     class Halved(ShuffledPoisson):
-        def _charge(self, query: CountQuery, users: int) -> Charge:
+        def _charge(self, query: Query, users: int) -> Charge:
             right = super()._charge(query, users)
             return Charge(PoissonNoise(right.noise.variance / 2), right.changed)
 

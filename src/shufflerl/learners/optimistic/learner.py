@@ -33,6 +33,7 @@ class Optimistic(Learner):
     """
 
     name: ClassVar[str] = "optimistic"
+    problem: Problem
 
     def __init__(self, problem: Problem, seed: Seed, batches: int = 39, first: int = C.first) -> None:
         self.batches = checks.whole("batches", batches, least=1, most=1000)

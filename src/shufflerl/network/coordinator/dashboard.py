@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.coordinator import Coordinator
 
 #: States of the policy and batches of the chart that a page is sent.
@@ -16,6 +17,7 @@ def learned(run: Coordinator) -> dict[str, Any]:
     """What the coordinator's page shows of the learner: it changes with every batch learned from."""
     learner, view, outcomes = run.learner, run.learner.view(), run.outcomes
     problem, details = learner.problem, view.details
+    assert isinstance(problem, Problem)
     points = [{"batch": one["batch"], **one["estimate"]} for one in outcomes if one["estimate"] is not None]
     return {
         "batches": len(outcomes),
@@ -35,6 +37,7 @@ def learned(run: Coordinator) -> dict[str, Any]:
 def _policy(run: Coordinator) -> dict[str, Any]:
     """The policy played now, as the likeliest action of every step and state."""
     mixture, problem = run.learner.playing, run.learner.problem
+    assert isinstance(problem, Problem)
     assert mixture is not None  # the first batch is planned before anything is shown
     action, share = mixture.modal_policy()
     return {

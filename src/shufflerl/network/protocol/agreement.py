@@ -103,7 +103,7 @@ class Agreement:
 
     @property
     def _vector_bytes(self) -> int:
-        return wire.SEALED_SEED_BYTES + self.protocol.query.size * self.word_bytes
+        return wire.SEALED_SEED_BYTES + int(self.protocol.query.size) * self.word_bytes
 
     @property
     def envelope_bytes(self) -> int:
@@ -120,7 +120,7 @@ def messages_per_report(protocol: Protocol) -> int:
     exp(-35); what it costs is `overflow`, for which every batch has delta to spare.
     """
     mean = float(protocol.rate) * protocol.query.size
-    return protocol.query.touched_counters + masking.max_poisson(mean, protocol.users)
+    return int(protocol.query.touched_counters) + masking.max_poisson(mean, protocol.users)
 
 
 def announce(
