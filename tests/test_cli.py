@@ -197,7 +197,7 @@ def test_noise_by_the_servers_is_calibrated_and_certified(call: Call) -> None:
     assert code == 0
     assert text.startswith("(1, 1e-05)-differential privacy in the shuffle model")
     assert "separate servers" in text
-    assert call("certify", *servers)[0] == 1
+    assert call("certify", *servers)[0] != 0
 
 
 @pytest.mark.parametrize("epsilon", ["0.1", "0.3", "1", "2.5"])
