@@ -261,15 +261,28 @@ class ServersNoise(Mechanism[NoiseSum]):
         return accounting.calibrate_dummies(self.budget, changed, self.participations)
 
     def own(self, query: Query) -> PoissonNoise | DiscreteLaplace:
-        """The law of what the coordinator adds to each counter."""
-        changed = self._accounted(query).changed_counters
-        return accounting.calibrate_server(self.budget, changed, self.participations)
+        """The law of what the coordinator adds to each counter: that of the dummies, uncut, which costs no more."""
+        return accounting.uncut(self.dummies(query))
 
     def _noise(self, query: Query, users: int) -> NoiseSum:
         return NoiseSum((self.dummies(query), self.own(query)))
 
     def _charge(self, query: Query, users: int) -> Charge:
         return Charge(self.dummies(query), query.changed_counters * self.participations)
+
+
+@dataclass(frozen=True)
+class StatedServers(ServersNoise):
+    """Noise by the servers of a law that was chosen, not calibrated: of the budget only delta counts."""
+
+    law: PoissonNoise | TruncatedLaplace | None = None
+
+    scales: ClassVar[bool] = False
+
+    def dummies(self, query: Query) -> PoissonNoise | TruncatedLaplace:
+        """The stated law."""
+        assert self.law is not None
+        return self.law
 
 
 class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):
