@@ -84,9 +84,9 @@ def test_an_outcome_says_since_when() -> None:
 
 
 def test_only_what_fails_is_explained() -> None:
-    assert Claim("here", "x", Outcome(Verdict.HOLDS, ""), "because").explanation == ""
-    assert Claim("here", "x", Outcome(Verdict.NOT_HERE, ""), "because").explanation == "because"
-    assert Claim("here", "x", Outcome(Verdict.FROM, "", 10.0), "because").as_dict()["why"] == "because"
+    assert Claim("here", "x", "x", Outcome(Verdict.HOLDS, ""), "because").explanation == ""
+    assert Claim("here", "x", "x", Outcome(Verdict.NOT_HERE, ""), "because").explanation == "because"
+    assert Claim("here", "x", "x", Outcome(Verdict.FROM, "", 10.0), "because").as_dict()["why"] == "because"
 
 
 def test_numbers_are_written_for_people() -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from shufflerl import cli
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import LostWorkersError, StateMismatchError, StorageError
 from shufflerl.experiments import report, store, tuning
-from shufflerl.experiments.claims import OURS, Verdict
+from shufflerl.experiments.claims import OURS, SHORT, Verdict
 from shufflerl.experiments.figures import (
     FIGURES,
     bandit,
@@ -80,7 +82,7 @@ def same(one: Path, other: Path) -> None:
         tables = [store.load(out / phase).drop_columns(["seconds"]) for out in (one, other)]
         assert tables[0].equals(tables[1])
     names = [path.name for path in (one / "figures").iterdir() if not path.name.startswith("scaling")]
-    assert len(names) == 2 * (len(SOME) - 1)
+    assert len(names) == 2 * len(SOME)  # with the picture of all in place of the one on scaling
     for name in ("summary.json", *(f"figures/{name}" for name in names)):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
@@ -168,7 +170,12 @@ def test_every_figure_makes_its_files(everything: tuple[Path, report.Reproductio
 def test_the_page_needs_nothing_else_and_says_every_claim(everything: tuple[Path, report.Reproduction]) -> None:
     out, end = everything
     page = end.page.read_text()
-    assert page.count("<svg") == 11
+    assert page.count("<svg") == len(FIGURES) + 1
+    assert page.index("<svg") < page.index('class="strip"') < page.index("<table"), "pictures, verdicts, then tables"
+    names = re.findall(r'\bid="([^"]+)"', page)
+    assert len(names) == len(set(names)), "figures on one page do not take each other's parts"
+    for panel in (panel for figure in FIGURES for panel in figure.panels):
+        assert f"{panel.title}</b></a> <i>The paper:</i> {panel.paper} <i>Here:</i> " in page
     for outside in ("http://", "https://", "<script", "<link", "url(h", "@import"):
         found = [line for line in page.splitlines() if outside in line and "xmlns" not in line]
         assert not found, (outside, found[:1])
@@ -178,6 +185,8 @@ def test_the_page_needs_nothing_else_and_says_every_claim(everything: tuple[Path
     for claim in end.claims:
         assert claim.why.count(".") >= 2, f"two sentences say why: {claim.why}"
         assert claim.outcome.numbers
+        assert len(claim.short) <= SHORT, claim.short
+        assert f"{claim.short}</summary>" in page.replace("&#x27;", "'")
     assert {own["line"] for own in summary["constants"]} == {line.name for line in LINES}
     for own in summary["constants"]:
         optimistic, rarely = "optimistic" in own["line"], own["line"] == UCBVI_RARELY.name
@@ -187,6 +196,21 @@ def test_the_page_needs_nothing_else_and_says_every_claim(everything: tuple[Path
     assert any(ours)
     assert ours == sorted(ours), "the paper's claims come first"
     assert "differential privacy in the shuffle model" in page
+
+
+def test_the_papers_figures_are_shown_before_anything_else_is_run(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    extra = Figure("extra", "Extra", lambda _: pytest.fail("shown too late"), cells=lambda *_: pytest.fail("run first"))
+
+    class ShownError(Exception):
+        pass
+
+    def show(path: Path) -> None:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        raise ShownError
+
+    with pytest.raises(ShownError):
+        reproduce(TINY, tmp_path, figures=(extra, *SOME), workers=1, show=show)
 
 
 def test_verdicts_come_from_the_runs(undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,8 +358,10 @@ def test_the_command_prints_the_verdicts_and_the_page(
     said = capsys.readouterr()
     assert stop.value.code == 0
     assert f"Report: {undisturbed / 'report.html'}" in said.out
-    assert "SDP-PE surpasses UCBVI-LDP at ε = 1." in said.out
-    assert "holds" in said.out
+    assert f"The paper's own figures: {undisturbed / 'figures' / 'overview.png'}\n" in said.out
+    lines = [line for line in said.out.splitlines() if str(undisturbed) not in line]
+    assert all(line.startswith(("holds ", "not at this K ", "from K = ")) and len(line) <= 80 for line in lines)
+    assert [line for line in lines if line.endswith("  Bandit, ε = 1: SDP-PE below UCBVI-LDP")]
     assert f"Resuming {undisturbed / TUNING}" in said.err
     assert f"Resuming {undisturbed / RUNS}" in said.err
 

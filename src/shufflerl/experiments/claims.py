@@ -10,6 +10,9 @@ from typing import Any
 from shufflerl.arrays import FloatArray
 from shufflerl.experiments.compare import Estimate, interval
 
+#: The length of a claim in few words: with its verdict it fits a line of 80 columns.
+SHORT = 61
+
 #: The place of a claim that is not the paper's.
 OURS = "Ours"
 
@@ -33,12 +36,23 @@ class Outcome:
     def __str__(self) -> str:
         return self.verdict if self.since is None else f"{self.verdict} = {power(self.since)}"
 
+    @property
+    def short(self) -> str:
+        """The verdict in a few words."""
+        if self.since is not None:
+            return f"from K = {power(self.since)}"
+        return "holds" if self.verdict is Verdict.HOLDS else "not at this K"
+
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim, where it stands in the paper (or `OURS`), and what became of it; `why` explains one that fails."""
+    """A claim, where it stands in the paper (or `OURS`), and what became of it; `why` explains one that fails.
+
+    `short` is the claim in at most `SHORT` characters, for lists.
+    """
 
     place: str
+    short: str
     statement: str
     outcome: Outcome
     why: str = ""
@@ -52,6 +66,7 @@ class Claim:
         """As JSON values."""
         return {
             "place": self.place,
+            "short": self.short,
             "statement": self.statement,
             "verdict": str(self.outcome),
             **asdict(self.outcome),

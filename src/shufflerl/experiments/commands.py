@@ -87,7 +87,7 @@ def _progress(folder: Path) -> Iterator[Callable[[str, Path, Progress], None]]:
             if name not in tasks:
                 _say_what_is_there(now, where)
                 tasks[name] = bar.add_task(name, total=now.cells, completed=now.done)
-            bar.update(tasks[name], completed=now.done)
+            bar.update(tasks[name], completed=now.done, total=now.cells)
 
         try:
             yield tell
@@ -117,21 +117,20 @@ def reproduce(
 
     folder = out or Path("out") / ("reproduce-quick" if quick else "reproduce")
     with _progress(folder) as tell:
-        end = run(QUICK if quick else FULL, folder, workers=workers, backend=backend.value, tell=tell)
+        size = QUICK if quick else FULL
+        end = run(size, folder, workers=workers, backend=backend.value, tell=tell, show=_say_first_picture)
     _print_claims(end.claims)
     typer.echo(f"Report: {end.page}")
 
 
+def _say_first_picture(path: Path) -> None:
+    typer.echo(f"The paper's own figures: {path}")
+
+
 def _print_claims(claims: tuple[Claim, ...]) -> None:
-    from textwrap import shorten
-
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("verdict", "claim", "numbers", box=None, pad_edge=False, padding=(0, 2, 1, 0))
+    """A line each; the report has the numbers."""
     for claim in claims:
-        table.add_row(f"[bold]{claim.outcome}[/]", claim.statement, shorten(claim.outcome.numbers, 130))
-    Console().print(table)
+        typer.echo(f"{claim.outcome.short:<17}  {claim.short}")
 
 
 def compare(

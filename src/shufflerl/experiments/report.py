@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shufflerl.experiments.claims import OURS, Claim, Verdict
-from shufflerl.experiments.figures import style
+from shufflerl.experiments.figures import overview, style
 from shufflerl.experiments.figures.base import Analysis, Evidence, Figure, Size, Table
 from shufflerl.experiments.store import make_folder, versions, write_whole
 
@@ -40,8 +41,19 @@ class Reproduction:
     page: Path
 
 
+def write_overview(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> Path:
+    """Draw and write the picture that the report begins with; it needs no more than the runs of the paper's figures."""
+    make_folder(folder / FIGURES)
+    panels = [panel for figure in figures for panel in figure.panels]
+    with style.styled():
+        drawing = overview.draw(panels, evidence)
+        for kind in ("svg", "png"):
+            write_whole(folder / FIGURES / f"{overview.NAME}.{kind}", _rendered(drawing, kind))
+    return folder / FIGURES / f"{overview.NAME}.png"
+
+
 def write(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> Reproduction:
-    """Analyse, draw and write everything, each file whole or not at all."""
+    """Analyse, draw and write everything, each file whole or not at all; the picture it begins with is there."""
     make_folder(folder / FIGURES)
     sections: list[str] = []
     claims: list[Claim] = []
@@ -51,7 +63,7 @@ def write(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> Reprod
             files = {kind: _rendered(analysis.drawing, kind) for kind in ("svg", "png")}
         for kind, content in files.items():
             write_whole(folder / FIGURES / f"{figure.name}.{kind}", content)
-        sections.append(_section(number, figure, analysis, _inline(files["svg"].decode(), figure.title)))
+        sections.append(_section(number, figure, analysis, _inline(files["svg"].decode(), figure.title, figure.name)))
         claims += analysis.claims
     claims.sort(key=lambda claim: claim.place == OURS)  # the paper's come first
     summary = {
@@ -70,7 +82,7 @@ def write(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> Reprod
     }
     write_whole(folder / SUMMARY, (json.dumps(summary, indent=2, allow_nan=False) + "\n").encode())
     page = folder / PAGE
-    write_whole(page, _page(evidence.size, claims, sections).encode())
+    write_whole(page, _page(evidence.size, claims, _lead(figures, evidence, folder), sections).encode())
     return Reproduction(tuple(claims), page)
 
 
@@ -82,12 +94,31 @@ def _rendered(drawing: Drawing, kind: str) -> bytes:
     return sink.getvalue()
 
 
-def _inline(svg: str, title: str) -> str:
-    """As part of the page: without its preamble and background, its ink in the colour of the page's text."""
+def _inline(svg: str, title: str, name: str) -> str:
+    """As part of the page: without its preamble and background, its ink in the colour of the page's text.
+
+    Names in it get the figure's before them: the page has several figures, and browsers take the first of each name.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace("fill: #ffffff", "fill: none").replace(style.INK, "currentColor")
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="{escape(title)}"', svg, count=1)
+
+
+def _lead(figures: Sequence[Figure], evidence: Evidence, folder: Path) -> str:
+    """The picture, and under it a sentence of what the paper says and one of what came out, panel by panel."""
+    panels = [(figure, panel) for figure in figures for panel in figure.panels]
+    if not panels:
+        return ""
+    svg = (folder / FIGURES / f"{overview.NAME}.svg").read_text("utf-8")
+    captions = [
+        f'<li><a href="#{figure.name}"><b>({letter}) {escape(panel.title)}</b></a> <i>The paper:</i> '
+        f"{escape(panel.paper)} <i>Here:</i> {escape(panel.found(evidence))}</li>"
+        for letter, (figure, panel) in zip("abcdefgh", panels, strict=False)
+    ]
+    picture = _inline(svg, "The paper's own figures", overview.NAME)
+    return f'<div class="figure lead">{picture}</div>\n<ul class="captions">{"".join(captions)}</ul>'
 
 
 def _section(number: int, figure: Figure, analysis: Analysis, svg: str) -> str:
@@ -99,9 +130,9 @@ def _section(number: int, figure: Figure, analysis: Analysis, svg: str) -> str:
         f'<a href="{FIGURES}/{figure.name}.svg">SVG</a></p>',
     ]
     if analysis.table is not None:
-        parts.append(_table(analysis.table))
+        parts.append(f"<details><summary>The numbers as a table</summary>{_table(analysis.table)}</details>")
     if analysis.certificate:
-        parts.append(f"<pre>{escape(analysis.certificate)}</pre>")
+        parts.append(f"<details><summary>The certificate</summary><pre>{escape(analysis.certificate)}</pre></details>")
     return "\n".join([*parts, "</section>"])
 
 
@@ -115,19 +146,27 @@ _CLASSES = {Verdict.HOLDS: "holds", Verdict.FROM: "from", Verdict.NOT_HERE: "not
 
 
 def _claims(claims: Sequence[Claim]) -> str:
+    """How many hold, as a strip, and each claim as a line that opens to its numbers."""
+    counts = Counter(claim.outcome.verdict for claim in claims)
+    words = {Verdict.HOLDS: "hold", Verdict.FROM: "hold from some K", Verdict.NOT_HERE: "do not hold at this K"}
+    strip = "".join(
+        f'<span class="{_CLASSES[verdict]}" style="flex-grow: {counts[verdict]}">{counts[verdict]} {said}</span>'
+        for verdict, said in words.items()
+        if counts[verdict]
+    )
     rows = []
     for claim in claims:
         why = f"<p>{escape(claim.explanation)}</p>" if claim.explanation else ""
+        verdict = f'<span class="verdict {_CLASSES[claim.outcome.verdict]}">{escape(claim.outcome.short)}</span>'
         rows.append(
-            f'<tr><td><span class="verdict {_CLASSES[claim.outcome.verdict]}">{escape(str(claim.outcome))}</span></td>'
-            f"<td>{escape(claim.statement)} <small>{escape(claim.place)}</small></td>"
-            f"<td>{escape(claim.outcome.numbers)}{why}</td></tr>"
+            f'<details class="claim"><summary>{verdict} {escape(claim.short)}</summary>'
+            f"<p>{escape(claim.statement)} <small>{escape(claim.place)}</small></p>"
+            f"<p>{escape(claim.outcome.numbers)}</p>{why}</details>"
         )
-    head = "<tr><th>verdict</th><th>claim</th><th>numbers, and why where it fails</th></tr>"
-    return f'<div class="wide"><table class="claims"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return f'<div class="strip">{strip}</div>\n<div class="claims">{"".join(rows)}</div>'
 
 
-def _page(size: Size, claims: Sequence[Claim], sections: Sequence[str]) -> str:
+def _page(size: Size, claims: Sequence[Claim], lead: str, sections: Sequence[str]) -> str:
     template = resources.files(__package__).joinpath("report.html").read_text("utf-8")
     parts = {
         "size": f"{size.name}: K = {size.episodes:,}, {size.seeds} seeds",
@@ -136,6 +175,7 @@ def _page(size: Size, claims: Sequence[Claim], sections: Sequence[str]) -> str:
         "tuning_seeds": f"{size.tuning.start} to {size.tuning.stop - 1}",
         "seeds": f"{size.reported.start} to {size.reported.stop - 1}",
         "versions": escape(", ".join(f"{name} {version}" for name, version in versions().items())),
+        "lead": lead,
         "claims": _claims(claims),
         "sections": "\n".join(sections),
     }

@@ -1,5 +1,7 @@
 """The whole reproduction: choose constants, run what the figures ask for, measure the machine, write the report.
 
+The paper's own figures are run and drawn first, so that there is something to look at while the rest is run.
+
 A folder holds `tuning/` and `runs/`, each a sweep's folder of its own, `timings/` with what was measured of this
 machine, `figures/`, `summary.json` and `report.html`. Run again, it goes on where it stopped.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,9 +36,13 @@ def reproduce(
     workers: int | None = None,
     backend: str = "loky",
     tell: Tell = lambda *_: None,
+    show: Callable[[Path], None] = lambda _: None,
     figures: Sequence[Figure] = FIGURES,
 ) -> report.Reproduction:
-    """Run what `folder` does not hold yet, then write every figure and the report into it."""
+    """Run what `folder` does not hold yet, then write every figure and the report into it.
+
+    The paper's own figures come first, as one picture, which `show` is called with.
+    """
     refuse_foreign(folder)
 
     def run(name: str, cells: list[Cell]) -> Runs:
@@ -48,18 +55,23 @@ def reproduce(
         )
         return Runs(store.results(folder / name, cells))
 
-    with warnings.catch_warnings():
-        # Figures run far more users than their delta is meant for, so that the noise is the same at every K.
-        warnings.simplefilter("ignore", PrivacyWarning)
+    def evidence(figures: Sequence[Figure]) -> Evidence:
         families = list(dict.fromkeys(own for figure in figures for own in figure.families(size)))
         tuned = run(TUNING, tuning.cells(families, size)) if families else Runs(())
         chosen = tuning.choose(families, size, tuned)
         # Figures share cells; each is run once.
         cells = {cell.key: cell for figure in figures for cell in figure.cells(size, chosen)}
-        runs = run(RUNS, list(cells.values()))
+        return Evidence(size, run(RUNS, list(cells.values())), chosen)
+
+    with warnings.catch_warnings():
+        # Figures run far more users than their delta is meant for, so that the noise is the same at every K.
+        warnings.simplefilter("ignore", PrivacyWarning)
+        if papers := [figure for figure in figures if figure.panels]:
+            show(report.write_overview(papers, evidence(papers), folder))  # before anything else is run
+        found = evidence(figures)
         points = [point for figure in figures for point in figure.points(size)]
         timings = measure(points, folder / TIMINGS, partial(tell, TIMINGS, folder / TIMINGS)) if points else ()
-        return report.write(figures, Evidence(size, runs, chosen, timings), folder)
+        return report.write(figures, replace(found, timings=timings), folder)
 
 
 def refuse_foreign(folder: Path) -> None:

@@ -18,6 +18,7 @@ from shufflerl.mdp import MDP
 from shufflerl.planning import policy_values
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
     from shufflerl.experiments.figures.scaling import Point
@@ -158,10 +159,21 @@ class Analysis:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """A figure of the paper's own, small: how it is drawn, and one sentence each of what the paper says and of ours."""
+
+    title: str
+    paper: str
+    draw: Callable[[Axes, Evidence], None]
+    found: Callable[[Evidence], str]
+
+
+@dataclass(frozen=True)
 class Figure:
     """One figure or table: `families` are tuned, `cells` are run with what was chosen, `analyse` sees the runs.
 
-    `points` are measured on this machine, after everything else and one at a time.
+    `points` are measured on this machine, after everything else and one at a time. `panels` are its part of the
+    picture that the report begins with, which is of runs alone.
     """
 
     name: str
@@ -170,6 +182,7 @@ class Figure:
     families: Callable[[Size], list[Family]] = lambda _: []
     cells: Callable[[Size, Chosen], list[Cell]] = lambda _, __: []
     points: Callable[[Size], list[Point]] = lambda _: []
+    panels: tuple[Panel, ...] = ()
 
 
 def on(size: Size, settings: Iterable[Setting]) -> list[Cell]:

@@ -97,6 +97,7 @@ def analyse(evidence: base.Evidence) -> base.Analysis:
     )
     claim = Claim(
         "Table 1",
+        "Regret below the table's bounds",
         "Regret stays below the table's bounds (taken without constants and logarithms).",
         below,
         "Bounds hide constants and logarithms, which are left out here. With them they would be larger still, so an "

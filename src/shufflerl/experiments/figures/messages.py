@@ -49,6 +49,7 @@ def analyse(evidence: Evidence) -> Analysis:
     )
     claim = Claim(
         "Discussion",
+        "A user's share of the noise shrinks as batches grow",
         "A user's share of the noise shrinks as batches grow.",
         shrinks(users, exact),
         "The messages of a user do not fall from batch size to batch size. Noise per user must then be rounded to "

@@ -70,6 +70,7 @@ def analyse(evidence: Evidence) -> Analysis:
     claims = (
         Claim(
             "Lemma 3",
+            "The paper's noise is (ε, δ)-private, bits sent one by one",
             "The shuffle privatizer with the paper's constants is (ε, δ)-private (its bits sent one by one).",
             private(epsilons, true),
             "Its noise is less than exact accounting asks for at some budget. The proof's composition over H counters, "
@@ -77,6 +78,7 @@ def analyse(evidence: Evidence) -> Analysis:
         ),
         Claim(
             "Introduction",
+            f"Shuffled noise within {SAME:g} times a trusted server's",
             "A shuffler does without a trusted server at comparable noise "
             f"(at most {SAME:g} times the central Gaussian's, for ε up to 1 as in Lemma 3).",
             comparable(epsilons, [(column[1].sd, column[2].sd) for column in by_epsilon]),
@@ -85,6 +87,7 @@ def analyse(evidence: Evidence) -> Analysis:
         ),
         Claim(
             "Lemma 3",
+            "Noise grows at most like H, and like 1/ε up to ε = 1",
             "Counts are off by O(H/ε) up to logarithms: noise grows at most like H, and like 1/ε up to ε = 1.",
             growth(epsilons, by_epsilon, horizons, by_horizon),
             "The fitted power of H or 1/ε exceeds one. Logarithms, which the claim hides, bend it "

@@ -7,6 +7,8 @@ and near the others.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +27,9 @@ from shufflerl.experiments.figures.lines import (
     UCBVI_RARELY,
     Line,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ENV = "riverswim"
 EPSILONS = (0.1, 1.0)
@@ -46,24 +51,43 @@ SUBSTANTIALLY_LOWER = 0.5
 NO_LEARNING = 0.9
 
 
+def draw(axes: Axes, evidence: base.Evidence, epsilon: float) -> None:
+    """Regret curves at one budget."""
+    size = evidence.size
+    for line in LINES:
+        own = base.family(line, ENV, epsilon, size.episodes)
+        style.curve(axes, line, *evidence.runs.curves(evidence.setting(own)))
+    never = size.episodes * base.lost_at_random(ENV)
+    dots: dict[str, Any] = {"color": style.INK, "linewidth": 1, "linestyle": (0, (1, 2))}
+    axes.plot([0, size.episodes], [0, never], label="never learning", **dots)
+    axes.set(xlabel="episodes", ylabel="cumulative expected regret", xlim=(0, size.episodes), ylim=(0, None))
+    axes.set_xticks(np.linspace(0, size.episodes, 5))
+    style.thousands(axes.xaxis)
+    style.thousands(axes.yaxis)
+
+
+def found(evidence: base.Evidence, epsilon: float) -> str:
+    """Who is near whom, in a sentence."""
+    lost = {
+        line: evidence.regrets(base.family(line, ENV, epsilon, evidence.size.episodes)).mean()
+        for line in (SDP_PE, UCBVI_LDP, UCBVI_JDP, UCBVI_RARELY, PE)
+    }
+    times = {line: number(lost[SDP_PE] / other) for line, other in lost.items()}
+    return (
+        f"SDP-PE has {times[UCBVI_LDP]} times the regret of UCBVI-LDP, {times[UCBVI_JDP]} times that of UCBVI-JDP "
+        f"({times[UCBVI_RARELY]} times if that plans rarely) and {times[PE]} times that of PE."
+    )
+
+
 def analyse(evidence: base.Evidence) -> base.Analysis:
     """Draw both budgets and judge the paper's comparison at each."""
     size = evidence.size
     never = size.episodes * base.lost_at_random(ENV)
     drawing, both = style.panels(len(EPSILONS), width=9.2, height=4.8)
     for axes, epsilon in zip(both, EPSILONS, strict=True):
-        for line in LINES:
-            own = base.family(line, ENV, epsilon, size.episodes)
-            style.curve(axes, line, *evidence.runs.curves(evidence.setting(own)))
-        axes.plot(
-            [0, size.episodes], [0, never], color=style.INK, linewidth=1, linestyle=(0, (1, 2)), label="never learning"
-        )
-        axes.set(xlabel="episodes", xlim=(0, size.episodes), ylim=(0, None))
+        draw(axes, evidence, epsilon)
         axes.set_title(f"ε = {epsilon:g}")
-        axes.set_xticks(np.linspace(0, size.episodes, 5))
-        style.thousands(axes.xaxis)
-        style.thousands(axes.yaxis)
-    both[0].set_ylabel("cumulative expected regret")
+    both[1].set_ylabel("")
     drawing.suptitle(
         f"RiverSwim: mean of {size.seeds} seeds, band ± 1 standard deviation", x=0.01, ha="left", fontsize=11
     )
@@ -115,12 +139,14 @@ def _claims(evidence: base.Evidence, epsilon: float) -> tuple[Claim, ...]:
     return (
         Claim(
             place,
+            f"RiverSwim, ε = {epsilon:g}: SDP-PE at most half of UCBVI-LDP",
             f"SDP-PE's regret is substantially lower than UCBVI-LDP's {at} (at most {SUBSTANTIALLY_LOWER:g} times).",
             compared(SUBSTANTIALLY_LOWER, UCBVI_LDP),
             few,
         ),
         Claim(
             place,
+            f"RiverSwim, ε = {epsilon:g}: SDP-PE within {base.CLOSE:g} times UCBVI-JDP",
             f"SDP-PE comes close to UCBVI-JDP {at} (at most {base.CLOSE:g} times its regret), be it planning in every "
             "episode or rarely.",
             compared(base.CLOSE, UCBVI_JDP, UCBVI_RARELY),
@@ -128,6 +154,7 @@ def _claims(evidence: base.Evidence, epsilon: float) -> tuple[Claim, ...]:
         ),
         Claim(
             place,
+            f"RiverSwim, ε = {epsilon:g}: SDP-PE within {base.NEAR_NO_PRIVACY:g} times PE",
             f"SDP-PE comes close to PE without privacy {at} (at most {base.NEAR_NO_PRIVACY:g} times its regret).",
             compared(base.NEAR_NO_PRIVACY, PE),
             additive,
@@ -135,4 +162,13 @@ def _claims(evidence: base.Evidence, epsilon: float) -> tuple[Claim, ...]:
     )
 
 
-FIGURE = base.Figure("regret-curves", "Regret as episodes go by on RiverSwim", analyse, families, cells)
+PANELS = tuple(
+    base.Panel(
+        f"Regret curves, ε = {epsilon:g}",
+        "SDP-PE is far below UCBVI-LDP and close to UCBVI-JDP and PE.",
+        partial(draw, epsilon=epsilon),
+        partial(found, epsilon=epsilon),
+    )
+    for epsilon in EPSILONS
+)
+FIGURE = base.Figure("regret-curves", "Regret as episodes go by on RiverSwim", analyse, families, cells, panels=PANELS)

@@ -66,6 +66,7 @@ def analyse(evidence: base.Evidence) -> base.Analysis:
     claims = tuple(
         Claim(
             place,
+            f"Spectrum, ε = {EPSILON:g}: {line.name} gets {LEARNED:.0%} of what can be won",
             f"{line.name} learns a good spectrum policy at ε = {EPSILON:g}: {LEARNED:.0%} of the way from random to "
             "optimal.",
             good(episodes, [(values - worst) / (best - worst) for values in learned[line]]),

@@ -54,6 +54,7 @@ def analyse(evidence: Evidence) -> Analysis:
     claims = [
         Claim(
             OURS,
+            f"Suite, ε ≤ {STRICT:g}: {rival} {TIMES:g} times optimistic or more",
             f"Over the suite {rival} has at least {TIMES:g} times the regret of optimistic at ε ≤ {STRICT:g} "
             "(geometric mean over environments and budgets where somebody learns).",
             times_over(regrets[rival], regrets[CHAMPION]),
@@ -66,6 +67,7 @@ def analyse(evidence: Evidence) -> Analysis:
     claims.append(
         Claim(
             OURS,
+            f"Suite: optimistic nowhere {WORSE - 1:.0%} worse than a rival",
             f"In no environment and at no budget of the suite is optimistic more than {WORSE - 1:.0%} worse than "
             "SDP-PE or UCBVI-JDP (mean regrets).",
             nowhere_worse(report, rivals),

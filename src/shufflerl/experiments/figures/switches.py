@@ -7,14 +7,17 @@ the deployed policy how often, at what regret.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shufflerl.arrays import FloatArray
 from shufflerl.experiments.cells import Cell
-from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, lower, shown, spread
+from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, lower, number, shown, spread
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.figures import base, style
 from shufflerl.experiments.figures.lines import LINES, OPTIMISTIC, PE, SDP_PE, UCBVI, UCBVI_JDP, UCBVI_LDP, UCBVI_RARELY
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ENV = "riverswim"
 EPSILON = 1.0
@@ -38,11 +41,10 @@ FEWER = 100
 PAPERS = 88
 
 
-def analyse(evidence: base.Evidence) -> base.Analysis:
-    """Draw regret against switches and judge the paper's counts."""
+def draw(axes: Axes, evidence: base.Evidence) -> None:
+    """Regret against switches, a mark per seed."""
     size, runs = evidence.size, evidence.runs
     own = {line: base.family(line, ENV, EPSILON, size.episodes) for line in LINES}
-    drawing, (axes,) = style.panels(height=5.4)
     for line in LINES:
         setting = evidence.setting(own[line])
         look: dict[str, Any] = {"color": line.colour, "marker": line.marker, "linestyle": "", "alpha": 0.75}
@@ -56,9 +58,26 @@ def analyse(evidence: base.Evidence) -> base.Analysis:
     axes.axvline(size.episodes, color=style.INK, linewidth=1, linestyle=(0, (1, 2)), label="a switch in every episode")
     axes.set_xscale("symlog", linthresh=1, linscale=0.3)  # who never switches is shown too
     axes.set(yscale="log", xlim=(-0.3, 2 * size.episodes), xlabel="policy switches", ylabel="expected regret")
-    axes.set_title(f"RiverSwim, {size.episodes:,} episodes, ε = {EPSILON:g}; one mark per seed ({size.seeds})")
+    axes.set_xticks([0, 1, 10, 100, 1000, 10_000])
     style.thousands(axes.xaxis)
     style.thousands(axes.yaxis)
+
+
+def found(evidence: base.Evidence) -> str:
+    """Who switches how often, in a sentence."""
+    lines = (SDP_PE, UCBVI_JDP, OPTIMISTIC)
+    families_of = [base.family(line, ENV, EPSILON, evidence.size.episodes) for line in lines]
+    ours, theirs, best = (number(evidence.runs.switches(evidence.setting(own)).mean()) for own in families_of)
+    return f"SDP-PE switches {ours} times, optimistic {best} times, UCBVI-JDP {theirs} times."
+
+
+def analyse(evidence: base.Evidence) -> base.Analysis:
+    """Draw regret against switches and judge the paper's counts."""
+    size, runs = evidence.size, evidence.runs
+    own = {line: base.family(line, ENV, EPSILON, size.episodes) for line in LINES}
+    drawing, (axes,) = style.panels(height=5.4)
+    draw(axes, evidence)
+    axes.set_title(f"RiverSwim, {size.episodes:,} episodes, ε = {EPSILON:g}; one mark per seed ({size.seeds})")
     style.legend_below(drawing, axes, 2)
     private = runs.switches(evidence.setting(own[SDP_PE]))
     (printed,) = base.theory_settings([own[SDP_PE]])
@@ -74,6 +93,7 @@ def analyse(evidence: base.Evidence) -> base.Analysis:
     claims = (
         Claim(
             "Theorem 1",
+            "SDP-PE switches at most (H + 1) log2 K times",
             "SDP-PE switches O(H log K) times: at most (H + 1) log2 K with either constants "
             f"(the paper reports {PAPERS} switches).",
             at_most(max(private.max(), literal.max()), most, f"{spread(private)}, {spread(literal)} as printed"),
@@ -82,6 +102,7 @@ def analyse(evidence: base.Evidence) -> base.Analysis:
         ),
         Claim(
             "Experiments, switching cost",
+            f"SDP-PE switches {FEWER} times less often than UCBVI-JDP",
             f"SDP-PE switches orders of magnitude less often than UCBVI-JDP (at least {FEWER} times less).",
             fewer(private, per_episode[UCBVI_JDP]),
             f"UCBVI-JDP does not switch in every episode, and K is small. SDP-PE's switches grow with log K and those "
@@ -89,6 +110,7 @@ def analyse(evidence: base.Evidence) -> base.Analysis:
         ),
         Claim(
             "Experiments, switching cost",
+            "UCBVI switches in every episode, under any privacy",
             f"UCBVI, UCBVI-JDP and UCBVI-LDP update the policy in every episode ({size.episodes:,} switches).",
             every_episode({line.name: values for line, values in per_episode.items()}, size.episodes),
             "They plan anew after every episode, but the plan often comes out the same, and then nothing is deployed. "
@@ -96,6 +118,7 @@ def analyse(evidence: base.Evidence) -> base.Analysis:
         ),
         Claim(
             OURS,
+            f"optimistic switches at most {PAPERS} times",
             f"optimistic switches no more often than the {PAPERS} times that the paper reports for SDP-PE.",
             at_most(ours.max(), PAPERS, spread(ours)),
             "It deploys one mixture of policies per batch. There are at most 79 batches, 40 under privacy.",
@@ -123,4 +146,5 @@ def every_episode(switches: dict[str, FloatArray], episodes: int) -> Outcome:
     return Outcome(Verdict.HOLDS if every else Verdict.NOT_HERE, numbers)
 
 
-FIGURE = base.Figure("switches", "Regret against policy switches", analyse, families, cells)
+PANEL = base.Panel("Policy switches", f"SDP-PE switches {PAPERS} times, UCBVI in every episode.", draw, found)
+FIGURE = base.Figure("switches", "Regret against policy switches", analyse, families, cells, panels=(PANEL,))

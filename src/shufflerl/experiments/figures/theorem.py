@@ -156,18 +156,21 @@ def _claims(
     return (
         Claim(
             "Theorem 1",
+            f"Theorem 1, ε = {EPSILON:g}: SDP-PE as printed learns",
             f"SDP-PE as printed learns at ε = {EPSILON:g}: it loses less than half of what never learning does.",
             learns(episodes, literal, never),
             f"{unseen} Privacy adds its precision E to the radius, which delays the first elimination further.",
         ),
         Claim(
             "Theorem 1",
+            "Theorem 1, no privacy: PE as printed learns",
             "PE as printed, without privacy, learns: it loses less than half of what never learning does.",
             learns(episodes, free, never),
             f"{unseen} This is without any noise: the constants alone do it.",
         ),
         Claim(
             "Theorem 1",
+            "Theorem 1: privacy costs the same at every K, as printed",
             f"The cost of privacy is additive, as printed: over a decade of K it grows by less than {FLAT:g} times.",
             flat(episodes, free, literal),
             "Before the first elimination the private learner loses in every episode, and so the cost grows with K. It "
@@ -175,6 +178,7 @@ def _claims(
         ),
         Claim(
             "Theorem 1",
+            "Theorem 1: privacy costs the same at every K, practical",
             f"The cost of privacy is additive, practical constants: over a decade of K it grows by less than "
             f"{FLAT:g} times.",
             flat(episodes, practical_free, practical),
@@ -184,6 +188,7 @@ def _claims(
         ),
         Claim(
             "Experiments, RiverSwim",
+            f"RiverSwim, large K: SDP-PE within {AFFORDABLE:g} times PE",
             f"SDP-PE comes close to PE at ε = {EPSILON:g}, practical constants (at most {AFFORDABLE:g} "
             "times its regret).",
             affordable(episodes, practical_free, practical),
