@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "policy_sets": "planning",
     "coverage_kernels": "",
     "coverage": "coverage_kernels mdp planning policy_sets",
-    "learners": "counts coverage estimation mdp policy_sets",
+    "learners": "counts coverage estimation mdp noise policy_sets",
     # Privacy: knows no learner.
     "privacy": "counts mdp noise",
     "privatizers": "counts mdp noise privacy",

@@ -8,6 +8,7 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
+from shufflerl.mdp import Problem
 from shufflerl.noise import NoNoise
 from shufflerl.privatizers.base import Privatizer
 
@@ -20,6 +21,10 @@ class NoPrivacy(Privatizer):
     def release(self, counts: Counts) -> Release:
         """Pass the counts on as they are."""
         return Release(counts.batch, counts.values.astype(np.float64), NoNoise(), 0.0)
+
+    def expected_noise(self, problem: Problem) -> NoNoise:
+        """None at all."""
+        return NoNoise()
 
     def noise_of_episodes(self, query: CountQuery, batches: range) -> tuple[FloatArray, FloatArray]:
         """No rows: nothing is added."""
