@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "policy_sets": "planning",
     "coverage_kernels": "",
     "coverage": "coverage_kernels mdp planning policy_sets",
-    "learners": "counts coverage estimation mdp policies policy_sets returns",
+    "learners": "counts coverage estimation mdp noise policies policy_sets returns",
     # Privacy: knows no learner.
     "privacy": "counts mdp noise returns",
     "privatizers": "counts mdp noise privacy returns",

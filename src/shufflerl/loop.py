@@ -59,6 +59,8 @@ def learn(
         checks.whole("batches", batches, least=0)
     if population.mdp is not None and isinstance(learner.problem, Problem):
         _check_fits(learner.problem, population.mdp)
+    if noise := privatizer.expected_noise(learner.widest_query):
+        learner.expect(noise)
     recorder = Recorder(population.mdp, learner.deployed)
     while learner.episodes_left and (batches is None or recorder.batches < batches):
         if stretch := stretch_of(learner, population, privatizer):

@@ -17,6 +17,7 @@ from shufflerl import state
 from shufflerl.counts import Batch, CountQuery, Query, Release, parse_query
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.mdp import Mixture, Problem
+from shufflerl.noise import Noise
 from shufflerl.policies import describe, parse
 from shufflerl.returns import ReturnProblem
 from shufflerl.seeding import Seed, stream
@@ -144,6 +145,12 @@ class Learner(ABC):
     @abstractmethod
     def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         """Put back what `_state` gave."""
+
+    def expect(self, noise: Noise) -> None:  # noqa: B027
+        """Be told before the first batch what noise there will be on a counter if every counter is asked.
+
+        It depends on the budget and not on anybody's data. A learner may plan by it; most do not.
+        """
 
     def next_batch(self) -> Batch | None:
         """The batch to play now, or None when all episodes are played. Asking again gives the same batch."""

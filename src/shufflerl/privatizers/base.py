@@ -32,6 +32,10 @@ class Privatizer(ABC):
     def certificate(self, query: Query) -> Certificate | None:
         """What is guaranteed to a user who answers such a query; None without privacy."""
 
+    def expected_noise(self, query: Query) -> Noise | None:
+        """The law of the noise on a counter of such a query; None if it is not known before a release."""
+        return None
+
     #: Whether noise does not depend on the counts, so that `noise_of_episodes` can draw it before them.
     draws_ahead: ClassVar[bool] = False
 
@@ -107,6 +111,10 @@ class BudgetedPrivatizer(Privatizer):
     def certificate(self, query: Query) -> Certificate:
         """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch."""
         return self.mechanism.certificate(query)
+
+    def expected_noise(self, query: Query) -> Noise:
+        """The mechanism's."""
+        return self.mechanism.noise(query)
 
     def _added_variances(self, noise: Noise, batches: range) -> FloatArray:
         """By how much each of the batches raises the variance of the running sum of noise."""

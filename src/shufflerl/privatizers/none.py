@@ -21,6 +21,10 @@ class NoPrivacy(Privatizer):
         """Pass the counts on as they are."""
         return Release(counts.batch, counts.values.astype(np.float64), NoNoise(), 0.0)
 
+    def expected_noise(self, query: Query) -> NoNoise:
+        """None at all."""
+        return NoNoise()
+
     def noise_of_episodes(self, query: Query, batches: range) -> tuple[FloatArray, FloatArray]:
         """No rows: nothing is added."""
         return np.empty((0, query.size)), np.empty(0)

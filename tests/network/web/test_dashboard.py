@@ -174,7 +174,7 @@ def test_a_learner_that_cannot_be_demonstrated_is_refused_before_anything_starts
 def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
     """By replaying the releases; it survives a restart, and what a learner does not know is not told."""
     parameters = {"sdp-pe": {"first": 2}, "optimistic": {"first": 10}, "ucbvi": {"batch": 20}}[name]
-    run = Run(MDP.problem(60), name, Budget(8.0, 1e-5), 7, parameters)
+    run = Run(MDP.problem(90), name, Budget(8.0, 1e-5), 7, parameters)
     coordinator = Coordinator(tmp_path, run)
     try:
         nothing = learned(coordinator)

@@ -27,8 +27,8 @@ recover. Without noise a visit is worth its part of a larger try (KG*).
 
 **Batches.** A batch is a mixture of a few probes and plans, each made as if those before it had been played
 (`planner.plan_batch`). It asks for no more counters than are worth their noise (`query`): noise grows with the
-number of counters that a user touches. Batches grow geometrically from the users that stand out of the noise
-(`learner.schedule`).
+number of counters that a user touches. Batches grow from the users that stand out of the noise, or some times as many
+if batches are few (`learner.schedule`).
 
 `learner` is the learner, `model` what it knows; `pooling`, `posterior`, `rows`, `planner` and `query` are compiled.
 Every constant is in `constants`. `examples/optimistic_reference.py` is all of it in plain NumPy.

@@ -33,8 +33,11 @@ class Constants(NamedTuple):
     passes: int = 2
 
     # The schedule.
-    #: Users of the first batch unless more are asked for (2 to 4; 1.08 times at 10).
+    #: Users of the first batch if nobody says before how strong the noise is, unless more are asked for.
     first: int = 4
+    #: With few batches the first has as many tries as this times the logarithm of all tries there could be, by batch
+    #: (2.5 to 4 for 3 to 12 batches; with 40 it makes no difference).
+    opening: float = 3.0
     #: Users of the smallest try, in deviations of a counter's noise (6 to 9; 1.15 times at 13); without noise so few
     #: (1 to 2; 1.24 times at 5).
     deviations: float = 9.0

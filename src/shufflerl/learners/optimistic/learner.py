@@ -16,6 +16,7 @@ from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.model import Model
 from shufflerl.mdp import Mixture, Problem
+from shufflerl.noise import Noise
 from shufflerl.seeding import Seed
 
 #: The interval shown around the estimated value is so many standard errors to either side.
@@ -23,38 +24,42 @@ _SHOWN = 2.0
 
 
 class Optimistic(Learner):
-    """Optimism in at most 79 batches, 40 with noise, sized by the noise and the problem; its constants were tuned.
+    """Optimism in few batches, sized by their number, the noise and the users in all; its constants were tuned.
 
-    Two numbers are for networks, where every batch costs its messages and is to mix some least number of users:
-    `batches` is how many there are at most after the first, or twice as many if there is no noise, `first` how many
-    users the first batch has. That one is asked to learn how strong the noise is, by which all others are sized. Above
-    its default, `first` is also the minimum of later batches; only if there are fewer users in all is the one batch
-    smaller.
+    `batches` is how many there are at most: the fewer, the larger the first of them. `first` is for networks, where a
+    batch is to mix some least number of users: above its default it is the minimum of every batch, unless there are
+    fewer users in all. Who is not told of the noise before (`expect`) asks so many first to learn of it.
     """
 
     name: ClassVar[str] = "optimistic"
     problem: Problem
 
-    def __init__(self, problem: Problem, seed: Seed, batches: int = 39, first: int = C.first) -> None:
+    def __init__(self, problem: Problem, seed: Seed, batches: int = 40, first: int = C.first) -> None:
         self.batches = checks.whole("batches", batches, least=1, most=1000)
         self.first = checks.whole("first", first, least=1)
         super().__init__(problem, seed, batches=self.batches, first=self.first)
         self.query = CountQuery.everything(problem)
-        users = problem.episodes if problem.episodes < self.first + self._least else self.first
-        self.sizes: IntArray = np.array([users], dtype=np.int64)
+        alone = self.batches == 1 or problem.episodes < self.first + self._least
+        self.sizes: IntArray = np.array([problem.episodes if alone else self.first], dtype=np.int64)
         self.model = Model(problem)
         self.noise = 0.0  # its variance on a counter if every counter is asked
         self.noise_each = 0.0  # and how much of that every one more which users touch adds
 
     @property
     def most_batches(self) -> int:
-        """The first, and those after it if there is no noise."""
-        return 1 + 2 * self.batches
+        """As many as were asked for."""
+        return self.batches
 
     @property
     def _least(self) -> int:
         """The fewest users of any batch, if somebody minds."""
         return self.first if self.first > C.first else 0
+
+    def expect(self, noise: Noise) -> None:
+        """Size all batches by that noise, before the first of them."""
+        if self.batches_observed == 0 and not self.waits:
+            self.noise = noise.variance
+            self.sizes = schedule(self.problem.episodes, noise.sd, self.batches, self._least)
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
         from shufflerl.learners.optimistic.planner import plan_batch
@@ -89,8 +94,8 @@ class Optimistic(Learner):
         self.noise_each = (self.noise - alone) / max(1, self.query.touched_counters - 1)
         assert self._waiting is not None
         left = self.episodes_left - self._waiting.users
-        if self.batches_observed == 0 and left:
-            self.sizes = np.append(self.sizes, schedule(left, release.noise.sd, self.batches, self._least))
+        if self.sizes.sum() < self.problem.episodes:
+            self.sizes = np.append(self.sizes, schedule(left, release.noise.sd, self.batches - 1, self._least))
 
     def view(self) -> View:
         """The estimated value of what is played now, or was last; None where the first state's law is not told."""
@@ -147,31 +152,23 @@ def smallest_try(noise: float) -> float:
 
 
 def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntArray:
-    """Sizes of all batches after the first, which add up to the episodes left.
+    """Sizes of batches, at most so many and none of fewer than `least` users, which add up to the episodes.
 
-    They grow geometrically from the smallest try, as many as there is room for, up to `batches` or without noise twice
-    as many. None has fewer than `least` users, if there are as many: what batches have beyond that is scaled to add up.
+    They grow from the smallest try, slowly at first: the logarithm of a size grows with the square of its place. Where
+    batches are few, so that each is many times the one before, the first is as many tries as it takes to be worth that.
 
-    >>> schedule(1000, 20.0, 39)
-    array([180, 189, 200, 210, 221])
+    >>> schedule(1000, 20.0, 40)
+    array([180, 183, 192, 210, 235])
     """
     smallest = max(smallest_try(noise), float(least))
-    count = max(1, min(batches if noise else 2 * batches, int(episodes / smallest)))
-    sizes = smallest * _growth(episodes / smallest, count) ** np.arange(count)
-    least = least if least * len(sizes) < episodes else 0
-    beyond = sizes - least
-    scale = (episodes - least * len(sizes)) / max(np.sum(beyond), 1.0)
-    ends = np.rint(np.cumsum(beyond) * scale).astype(np.int64)
-    ends += least * np.arange(1, len(sizes) + 1)
-    ends[-1] = episodes
-    in_turn: IntArray = np.diff(ends, prepend=0)
-    return in_turn
-
-
-def _growth(total: float, count: int) -> float:
-    """The g >= 1 at which 1 + g + ... + g^(count-1) is the total."""
-    low, high = 1.0, max(2.0, total)
+    smallest *= max(1.0, C.opening * math.log(max(1.0, episodes / smallest)) / batches)
+    count = max(1, min(batches, int(episodes / smallest)))
+    places = (np.arange(count) / max(1, count - 1)) ** 2
+    low, high = 0.0, math.log(max(1.0, episodes / smallest))
     while high - low > 1e-12 * high:
-        g = (low + high) / 2
-        low, high = (g, high) if count * math.log(g) < math.log1p(total * (g - 1)) else (low, g)
-    return low
+        growth = (low + high) / 2
+        low, high = (growth, high) if smallest * np.exp(growth * places).sum() < episodes else (low, growth)
+    ends = np.floor(np.cumsum(smallest * np.exp(low * places)) + 0.5).astype(np.int64)
+    ends[-1] = episodes
+    sizes: IntArray = np.diff(ends, prepend=0)
+    return sizes

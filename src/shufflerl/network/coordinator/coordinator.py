@@ -100,8 +100,10 @@ class Run:
         return agreement.mechanism(self.budget, self.honest_fraction, excludable)
 
     def make_learner(self) -> Learner:
-        """The learner at its beginning."""
-        return learners.make(self.learner, self.problem, self.seed, **self.learner_parameters)
+        """The learner at its beginning, told of the noise to come."""
+        learner = learners.make(self.learner, self.problem, self.seed, **self.learner_parameters)
+        learner.expect(self.mechanism().noise(CountQuery.everything(self.problem)))
+        return learner
 
 
 @dataclass(frozen=True)
