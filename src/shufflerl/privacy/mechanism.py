@@ -273,6 +273,31 @@ class ServersNoise(Mechanism[NoiseSum]):
         return Charge(self.dummies(query), query.changed_counters * self.participations)
 
 
+@dataclass(frozen=True)
+class StatedServers(ServersNoise):
+    """Servers' noise of laws that were announced, not calibrated: of the budget only delta counts.
+
+    `stated` are the law of the dummies and that of the coordinator. What is charged is whichever protects less.
+    """
+
+    stated: tuple[PoissonNoise | TruncatedLaplace, PoissonNoise | DiscreteLaplace] = ()  # type: ignore[assignment]
+
+    scales: ClassVar[bool] = False
+
+    def dummies(self, query: CountQuery) -> PoissonNoise | TruncatedLaplace:
+        """As it was announced."""
+        return self.stated[0]
+
+    def own(self, query: CountQuery) -> PoissonNoise | DiscreteLaplace:
+        """As it was announced."""
+        return self.stated[1]
+
+    def _charge(self, query: CountQuery, users: int) -> Charge:
+        changed = query.changed_counters * self.participations
+        spent = {law: accounting.privacy_loss(law, changed).epsilon(self.budget.delta) for law in self.stated}
+        return Charge(max(spent, key=lambda law: spent[law]), changed)
+
+
 class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):
     """A trusted server adds independent noise to every counter of every batch, of whichever law needs less."""
 
