@@ -419,7 +419,11 @@ def test_a_learner_is_given_true_counts_with_the_noise_of_both(
     assert [record.values.tolist() for record in records] == expected
     assert {(record.noise_by, record.transport, record.invalid) for record in records} == {("servers", transport, 0)}
     assert system.coordinator.ledger.spent <= 8.0
-    assert system.coordinator.certificate().honest_fraction == 1.0
+    certificate = system.coordinator.certificate()
+    assert certificate.honest_fraction == 1.0
+    assert ("added up under masks" in certificate.mechanism) == (transport == "sums")
+    assert "each enough alone" in certificate.mechanism
+    assert "separate servers" in certificate.assumptions
 
 
 @pytest.mark.parametrize("label", ["ledger", "charged", "open", "learner save", "saved"])

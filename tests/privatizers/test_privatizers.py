@@ -57,6 +57,16 @@ class TestShuffleWithDropouts(PrivatizerContract):
         return _make("shuffle", seed, serves, gamma=0.8, participations=2)
 
 
+class TestServers(PrivatizerContract):
+    def make(self, seed: int = 0, serves: Learner | None = None) -> Privatizer:
+        return _make("shuffle", seed, serves, noise="servers")
+
+
+class TestServersOfManyTimes(PrivatizerContract):
+    def make(self, seed: int = 0, serves: Learner | None = None) -> Privatizer:
+        return _make("shuffle", seed, serves, noise="servers", participations=5)
+
+
 class TestShufflePaper(PrivatizerContract):
     def make(self, seed: int = 0, serves: Learner | None = None) -> Privatizer:
         return _make("shuffle-paper", seed, serves)

@@ -341,7 +341,11 @@ def calibrate_server(budget: Budget, changed: int, participations: int = 1) -> P
 
     Without the cut the law of the dummies loses less at every epsilon, so that one charge holds for both.
     """
-    dummies = calibrate_dummies(budget, changed, participations)
+    return uncut(calibrate_dummies(budget, changed, participations))
+
+
+def uncut(dummies: PoissonNoise | TruncatedLaplace) -> PoissonNoise | DiscreteLaplace:
+    """What a server that may subtract draws in place of such dummies."""
     return DiscreteLaplace(dummies.scale) if isinstance(dummies, TruncatedLaplace) else dummies
 
 

@@ -463,11 +463,16 @@ class Coordinator:
         certificate = self.run.mechanism(excludable).certificate(CountQuery.everything(self.run.problem))
         if self.run.transport == "tags":
             return certificate
-        sums = (
-            "counts of one-bit messages with Poisson noise tags, added up under masks per batch, up to "
-            f"{excludable:g} of the reports left out"
+        what, noise = (
+            "one count per family and step",
+            "; noise by the shuffler and the coordinator, each enough alone",
         )
+        if self.run.noise == "users":
+            what, noise = "counts of one-bit messages with Poisson noise tags", ""
+        sums = f"{what}, added up under masks per batch, up to {excludable:g} of the reports left out{noise}"
         mechanism = sums if self.run.transport == "sums" else f"{certificate.mechanism}; or {sums}"
+        if self.run.noise == "servers":
+            return replace(certificate, mechanism=mechanism)
         others = [name for name in certificate.assumptions if self.run.transport == "auto" or name != "honest shuffler"]
         return replace(certificate, mechanism=mechanism, assumptions=(*others, "adding shuffler"))
 

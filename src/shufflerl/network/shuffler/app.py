@@ -90,7 +90,7 @@ class ShufflerServer:
         try:
             await asyncio.gather(self._tick(), *(self._seal() for _ in range(self._workers)))
         finally:
-            self._sealers.shutdown(wait=False, cancel_futures=True)
+            self._sealers.shutdown(cancel_futures=True)
 
     async def _seal(self) -> None:
         """Seal the dummies of announced batches, slice by slice; what goes wrong is tried again."""
