@@ -22,7 +22,7 @@ from shufflerl.network.coordinator.opening import count
 from shufflerl.network.demo import Role
 from shufflerl.network.node.reporting import Checked, make_report, play
 from shufflerl.network.protocol import agreement, crypto, wire
-from shufflerl.network.protocol.agreement import Agreement, mechanism, parse_announcement
+from shufflerl.network.protocol.agreement import Agreement, by_users, parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.network.protocol.wire import OpenBatch, Opening, Outcomes, Report, Upload, Verdict
 from shufflerl.privacy.accounting import Budget
@@ -44,7 +44,7 @@ def announced(users: int) -> tuple[Agreement, X25519PrivateKey, wire.Announcemen
     key = crypto.new_box_key()
     said = agreement.announce(
         batch,
-        mechanism(BUDGET, 1.0).noise(query),
+        by_users(BUDGET, 1.0).noise(query),
         task=bytes(range(16)),
         attempt=0,
         tag_key=key.public_key().public_bytes_raw(),
@@ -163,13 +163,13 @@ def _one_commit_each(folder: Path) -> float:
 def opening() -> list[Figure]:
     """Tags opened and counted by one core, beside what is required and the bare key exchange that each needs."""
     meaning, key, said = announced(USERS)
-    public, size, tags = crypto.public_box_key(said.tag_key), meaning.protocol.query.size, 10_000
+    public, size, tags = crypto.public_box_key(said.tag_key), meaning.query.size, 10_000
     chunk = b"".join(crypto.seal(public, meaning.tag_info, (tag % size).to_bytes(4)) for tag in range(tags))
     others = [crypto.new_box_key().public_key() for _ in range(tags)]
     raw = key.private_bytes_raw()
     ours, bare = medians(
         5,
-        lambda _: tags / _core_seconds(lambda: count(raw, meaning.tag_info, size, chunk)),
+        lambda _: tags / _core_seconds(lambda: count(raw, meaning.tag_info, range(size), chunk)),
         lambda _: tags / _core_seconds(lambda: [key.exchange(other) for other in others]),
     )
     return [

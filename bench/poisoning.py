@@ -13,6 +13,7 @@ from shufflerl.counts import Batch, Counter, Counts, Query, Trajectories
 from shufflerl.mdp import MDP
 from shufflerl.network.protocol import agreement, wire
 from shufflerl.network.protocol.agreement import Agreement
+from shufflerl.network.protocol.sources import Users
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.protocol import analyze, randomize, shuffle
 from shufflerl.privatizers.base import Privatizer, Service
@@ -40,12 +41,14 @@ def shift(mdp: MDP, users: int = 1000) -> Figure:
     batch = learner.next_batch()
     assert batch is not None
     said = understood(batch)
+    assert isinstance(said.source, Users)
+    protocol = said.source.protocol
     tag = _favoured(batch.query)[0]
     episode = _still(mdp)
-    honest = [randomize(said.protocol, episode) for _ in range(users - 1)]
+    honest = [randomize(protocol, episode) for _ in range(users - 1)]
     lie: IntArray = np.full(said.max_messages, tag)
-    truth = randomize(said.protocol, episode)
-    lied, told = (analyze(said.protocol, shuffle([*honest, last]), users)[tag] for last in (lie, truth))
+    truth = randomize(protocol, episode)
+    lied, told = (analyze(protocol, shuffle([*honest, last]), users)[tag] for last in (lie, truth))
     moved = float(lied - told)
     return Figure.at_most(1, "shift of one counter by one liar of 1,000", "", moved, said.max_messages, "cap")
 
@@ -78,7 +81,7 @@ class Poisoned(Privatizer):
 
 def understood(batch: Batch) -> Agreement:
     """The batch as the network announces it."""
-    noise = agreement.mechanism(BUDGET, 1.0).noise(batch.query)
+    noise = agreement.by_users(BUDGET, 1.0).noise(batch.query)
     said = agreement.announce(batch, noise, task=bytes(16), attempt=0, tag_key=bytes(32))
     return agreement.parse_announcement(wire.encode(said))
 

@@ -26,9 +26,10 @@ from shufflerl.counts import CountQuery
 from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.opening import count, open_seeds
 from shufflerl.network.demo import Role
-from shufflerl.network.protocol import crypto, masking, wire
-from shufflerl.network.protocol.agreement import mechanism, messages_per_report
+from shufflerl.network.protocol import costs, crypto, masking, wire
+from shufflerl.network.protocol.agreement import by_users
 from shufflerl.network.protocol.crypto import SigningKey
+from shufflerl.network.protocol.sources import Source, Users
 from shufflerl.network.protocol.wire import (
     Action,
     BatchStatus,
@@ -42,7 +43,6 @@ from shufflerl.network.protocol.wire import (
     Upload,
 )
 from shufflerl.network.stores.store import BatchId, BatchRow, SQLiteStore
-from shufflerl.privacy.protocol import Protocol
 
 #: What is projected: users of a batch, machines of the shuffler's, and what each has.
 USERS, MACHINES = 1_000_000, (1, 4, 16)
@@ -73,13 +73,13 @@ class Load:
     vector: float
 
     @classmethod
-    def of(cls, protocol: Protocol, transport: Transport) -> Load:
+    def of(cls, source: Source, transport: Transport) -> Load:
         """By the formulas of `docs/transports.md`."""
         if transport == Transport.tags:
-            tags = messages_per_report(protocol)
-            return cls(protocol.users, ENVELOPE_BYTES + 52 * tags, tags, 0.0)
-        vector = protocol.query.size * masking.word_bytes(protocol.users, protocol.noise.mean, protocol.query.size)
-        return cls(protocol.users, ENVELOPE_BYTES + wire.SEALED_SEED_BYTES + vector, 0.0, vector)
+            tags = source.tags_per_report
+            return cls(source.users, ENVELOPE_BYTES + 52 * tags, tags, 0.0)
+        vector = source.query.size * costs.word_bytes(source)
+        return cls(source.users, ENVELOPE_BYTES + wire.SEALED_SEED_BYTES + vector, 0.0, vector)
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def run() -> list[Figure]:
         rows += checks
         for name, problem in PROJECTED.items():
             query = CountQuery.everything(problem)
-            protocol = Protocol(query, USERS, mechanism(BUDGET, 1.0).noise(query))
-            rows += projected(f"{transport}, {name}", model, Load.of(protocol, transport))
+            source = Users(query, USERS, by_users(BUDGET).noise(query))
+            rows += projected(f"{transport}, {name}", model, Load.of(source, transport))
     return rows
 
 
@@ -157,7 +157,7 @@ def _coordinator() -> tuple[float, float]:
     """Seconds of a core per message opened, and per byte of a mask made and added."""
     key, size = crypto.new_box_key(), 200_000
     tags = b"".join(crypto.seal(key.public_key(), b"", bytes(4)) for _ in range(2000))
-    opened = cpu_seconds(lambda: count(key.private_bytes_raw(), b"", 10, tags)) / 2000
+    opened = cpu_seconds(lambda: count(key.private_bytes_raw(), b"", range(10), tags)) / 2000
     seeds = [secrets.token_bytes(wire.SEED_BYTES) for _ in range(100)]
     return opened, cpu_seconds(lambda: masking.sum_of_masks(seeds, size, 2)) / (100 * 2 * size)
 
@@ -166,7 +166,7 @@ def _measured(problem: Problem, users: int, transport: Transport) -> tuple[Load,
     """A batch through a shuffler of its own, and what that spent."""
     bench = Bench(problem, users, transport)
     meaning, said = bench.meaning, bench.meaning.announcement
-    load = Load.of(meaning.protocol, transport)
+    load = Load.of(meaning.source, transport)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         identity = SigningKey.load(folder / "coordinator.pem")
@@ -223,7 +223,7 @@ def _upload(bench: Bench, key: bytes, token: bytes) -> bytes:
 def _release(client: httpx2.Client, identity: SigningKey, bench: Bench) -> float:
     """Play the coordinator until the batch is released; seconds of a core that it spent on it."""
     meaning, said = bench.meaning, bench.meaning.announcement
-    raw, size = bench.tag_key.private_bytes_raw(), meaning.protocol.query.size
+    raw, size = bench.tag_key.private_bytes_raw(), meaning.query.size
 
     def ask(path: str, message: wire.Message) -> httpx2.Response:
         return client.post(path, content=wire.encode(identity.sign(message)))
@@ -237,7 +237,11 @@ def _release(client: httpx2.Client, identity: SigningKey, bench: Bench) -> float
         if status.state == State.released:
             chunks = [ask("/v1/releases", command(Action.collect, chunk)).content for chunk in range(status.chunks)]
             if meaning.transport == Transport.tags:
-                spent = sum(cpu_seconds(partial(count, raw, meaning.tag_info, size, chunk)) for chunk in chunks)
+                spent = sum(
+                    cpu_seconds(partial(count, raw, meaning.tag_info, range(size), bytes(tags)))
+                    for chunk in chunks
+                    for _, tags in wire.sections(chunk)
+                )
             return spent
         if meaning.transport == Transport.sums and spent == 0.0:
             answer = ask("/v1/seeds", command(Action.seeds))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -17,8 +16,9 @@ from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.opening import count, open_seeds
 from shufflerl.network.node.reporting import Checked, make_report
 from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
-from shufflerl.network.protocol.agreement import Agreement, mechanism, parse_announcement
+from shufflerl.network.protocol.agreement import Agreement, by_users, parse_announcement
 from shufflerl.network.protocol.costs import Cost
+from shufflerl.network.protocol.sources import Users
 from shufflerl.network.protocol.wire import Report, Transport
 from shufflerl.network.shuffler import mixing, summing
 from shufflerl.privacy.accounting import Budget
@@ -46,7 +46,7 @@ class Bench:
         self.tag_key, self.envelope_key = crypto.new_box_key(), crypto.new_box_key()
         said = agreement.announce(
             batch,
-            mechanism(BUDGET, 1.0).noise(query),
+            by_users(BUDGET, 1.0).noise(query),
             task=bytes(16),
             attempt=0,
             tag_key=self.tag_key.public_key().public_bytes_raw(),
@@ -74,13 +74,13 @@ class Bench:
         return Cost(median(sizes), median(times))
 
     def _through(self, report: Report) -> None:
-        meaning, size = self.meaning, self.meaning.protocol.query.size
+        meaning, size = self.meaning, self.meaning.query.size
         key: X25519PrivateKey = self.envelope_key
         body = mixing.opened(meaning, key, report.report_id, report.envelope)[1]
         raw = self.tag_key.private_bytes_raw()
         if meaning.transport == Transport.tags:
             body = mixing.opened(meaning, key, report.report_id, report.envelope)[1]
-            count(raw, meaning.tag_info, size, body.tobytes())
+            count(raw, meaning.tag_info, range(size), body.tobytes())
             return
         total = masking.zeros(size, meaning.word_bytes)
         summing.add(total, meaning, key, report.report_id, report.envelope)
@@ -94,8 +94,9 @@ def million() -> list[Figure]:
     rows = []
     for users in _PLACES:
         bench = Bench(MILLION, users, Transport.sums)
-        size, words = bench.meaning.protocol.query.size, bench.meaning.word_bytes
-        tags = bench.meaning.protocol.messages_per_user
+        size, words = bench.meaning.query.size, bench.meaning.word_bytes
+        assert isinstance(bench.meaning.source, Users)
+        tags = bench.meaning.source.protocol.messages_per_user
         report, total = bench.make(), masking.zeros(size, words)
         key = bench.envelope_key
         made = _milliseconds(bench.make, 9)
@@ -118,20 +119,20 @@ def _milliseconds(action: Callable[[], object], repeats: int) -> float:
 
 def predicted() -> list[Figure]:
     """Costs by formula beside measured ones, on both sides of the switch-over and at it."""
-    tags = Bench(SMALL, 1_000, Transport.tags).meaning.protocol
+    tags = Bench(SMALL, 1_000, Transport.tags).meaning.source
     after = costs.switch_over(tags)
     assert after is not None
     rows = []
     for users in (after // 20, after, 20 * after):
-        protocol = replace(tags, users=users)
+        source = tags.of(users)
         measured = {transport: Bench(SMALL, users, transport).cost(25) for transport in Transport}
         for transport, formula in ((Transport.tags, costs.of_tags), (Transport.sums, costs.of_sums)):
-            what = f"{transport}, {protocol.query.size:,} counters, n={users:,}"
-            ours, theirs = measured[transport], formula(protocol)
+            what = f"{transport}, {source.query.size:,} counters, n={users:,}"
+            ours, theirs = measured[transport], formula(source)
             rows.append(alike(f"bytes of a report, {what}", "kB", ours.bytes / 1e3, theirs.bytes / 1e3))
             rows.append(alike(f"core time of a report, {what}", "ms", 1e3 * ours.core, 1e3 * theirs.core))
         ratio = measured[Transport.tags].seconds / measured[Transport.sums].seconds
-        formula_ratio = costs.of_tags(protocol).seconds / costs.of_sums(protocol).seconds
+        formula_ratio = costs.of_tags(source).seconds / costs.of_sums(source).seconds
         rows.append(alike(f"cost of tags over cost of sums, n={users:,}", "times", ratio, formula_ratio))
     return rows
 

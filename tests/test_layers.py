@@ -55,7 +55,8 @@ MAY_IMPORT = {
     "network.stores": "network.faults network.logs network.protocol",
     "network.web": "network.logs network.protocol",
     "network.node": "counts envs network.protocol network.stores network.web network.workers privacy",
-    "network.shuffler": "network.faults network.logs network.protocol network.stores network.web privacy",
+    "network.shuffler": "network.faults network.logs network.protocol network.stores network.web network.workers "
+    "privacy",
     "network.coordinator": "counts learners mdp network.faults network.logs network.protocol network.stores "
     "network.web network.workers noise privacy",
     "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy",

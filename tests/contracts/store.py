@@ -100,20 +100,20 @@ class StoreContract(ABC):
         assert store.add(other, REPORTS[:1]) == [None]
 
     def test_the_first_partial_result_stands(self, store: Store) -> None:
-        with pytest.raises(ContractError, match="only a sealed batch"):
-            store.keep(ID, "order", b"too early")
-        store.add(ID, REPORTS)
         assert store.kept(ID, "order") is None
         assert store.keep(ID, "order", b"first") == b"first"
         store = self.reopen(store)
+        store.add(ID, REPORTS)
         assert store.keep(ID, "order", b"second") == b"first"
         assert store.keep(ID, "other", b"") == b""
         assert (store.kept(ID, "order"), store.kept(ID, "other")) == (b"first", b"")
         assert store.kept(replace(ID, attempt=1), "order") is None
         store.release(ID, [b"tags"])
         assert store.kept(ID, "order") is None
-        with pytest.raises(ContractError, match="only a sealed batch"):
+        with pytest.raises(ContractError, match="only an unfinished one"):
             store.keep(ID, "order", b"too late")
+        with pytest.raises(ContractError, match="no batch 7"):
+            store.keep(replace(ID, number=7), "order", b"nowhere")
 
     def test_the_first_release_stands(self, store: Store) -> None:
         with pytest.raises(ContractError, match="only a sealed batch"):
@@ -173,10 +173,13 @@ class StoreContract(ABC):
 
     def test_an_aborted_batch_is_never_released(self, store: Store) -> None:
         store.add(ID, REPORTS[:2])
+        store.keep(ID, "dummies 0", b"sealed")
         for _ in range(2):
             store.abort(ID)
         assert _state(store)[0] == State.aborted
-        assert (list(store.reports(ID)), store.key(ID)) == ([], None)
+        assert (list(store.reports(ID)), store.key(ID), store.kept(ID, "dummies 0")) == ([], None, None)
+        with pytest.raises(ContractError, match="only an unfinished one"):
+            store.keep(ID, "dummies 1", b"too late")
         assert store.add(ID, REPORTS) == [Reason.replayed, Reason.replayed, Reason.late]
         with pytest.raises(ContractError):
             store.release(ID, [b"tags"])

@@ -28,6 +28,7 @@ from shufflerl.network.node import composing, node, reporting
 from shufflerl.network.node.reporting import Checked
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Agreement
+from shufflerl.network.protocol.sources import Users
 from shufflerl.network.protocol.wire import Report
 from shufflerl.network.shuffler import mixing, shuffler, summing
 from shufflerl.noise import PoissonNoise
@@ -94,7 +95,9 @@ def halved(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def half_agreed(agreed: Agreement) -> Agreement:
-    return dataclasses.replace(agreed, protocol=less(agreed.protocol))
+    assert isinstance(agreed.source, Users)
+    law = PoissonNoise(agreed.source.law.mean / 2)
+    return dataclasses.replace(agreed, source=dataclasses.replace(agreed.source, law=law))
 
 
 def halved_in_every_device(patch: pytest.MonkeyPatch) -> None:

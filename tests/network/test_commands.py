@@ -255,6 +255,7 @@ STATUS = {
     "epsilon_spent": 0.90001,
     "epsilon_budget": 1.0,
     "delta": 1e-5,
+    "noise": "servers",
     "transport": "sums",
     "transport_costs": "a report costs much",
     "messages": 1234,
@@ -301,7 +302,7 @@ def test_status_and_policy(call: Call) -> None:
         assert "35 are missing" in text
         assert "33 of 100" in text
         assert "epsilon 0.9001 of 1 spent" in text
-        assert "travel as sums; a report costs much" in text
+        assert "travel as sums, noise by servers; a report costs much" in text
         assert json.loads(call("status", *at, "--json")[1]) == STATUS
         code, text = call("policy", *at)
         assert "step 1: 1 1" in text

@@ -47,10 +47,10 @@ def ledger_of(system: Processes) -> list[str]:
         return [name for (name,) in db.execute("SELECT name FROM releases ORDER BY number")]
 
 
-@pytest.mark.parametrize("name", ["shuffler", "coordinator"])
-def test_killed_at_every_labelled_point(tmp_path: Path, name: str) -> None:
-    labels = list(faults.SHUFFLER_LABELS if name == "shuffler" else faults.COORDINATOR_LABELS)
-    with processes(tmp_path, episodes=70) as system:
+@pytest.mark.parametrize(("name", "noise"), [("shuffler", "servers"), ("coordinator", "users")])
+def test_killed_at_every_labelled_point(tmp_path: Path, name: str, noise: str) -> None:
+    labels = list(("dummies", *faults.SHUFFLER_LABELS) if name == "shuffler" else faults.COORDINATOR_LABELS)
+    with processes(tmp_path, episodes=80, noise=noise) as system:
         system.start("shuffler", labels.pop(0) if name == "shuffler" else "")
         said = system.start("coordinator")
         if name == "coordinator":
@@ -71,11 +71,11 @@ def test_killed_at_every_labelled_point(tmp_path: Path, name: str) -> None:
 
 def test_masked_sums_survive_kills_between_seal_and_release(tmp_path: Path) -> None:
     """`test_summing` and `test_unmasking` crash at every label; here real processes die where most is at stake."""
-    with processes(tmp_path, episodes=40, transport="sums") as system:
+    with processes(tmp_path, episodes=40, transport="sums", noise="servers") as system:
         system.start("shuffler", "seeds")
         crowd = Crowd(system, bytes.fromhex(system.start("coordinator", "seeds opened")["task"]))
         for name, next_label in (
-            ("shuffler", "sum"),
+            ("shuffler", "noise"),
             ("coordinator", "excluded"),
             ("shuffler", ""),
             ("coordinator", ""),
@@ -161,6 +161,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     """
     record = tmp_path / "record.jsonl"
     command = [sys.executable, "-m", "shufflerl", "demo", "--users", "60", "--env", "riverswim", "--epsilon", "8"]
+    command += ["--noise", "users"]
     demo = subprocess.Popen(
         [*command, "--json", "--keep", "--folder", str(tmp_path / "demo")],
         stdout=subprocess.PIPE,
@@ -211,6 +212,6 @@ def test_the_demonstration(tmp_path: Path) -> None:
         assert sum(true.values()) == query.touched_counters * batch["users"]
         assert sum(sent.values()) == batch["messages"]
         assert all(sent[tag] >= count for tag, count in true.items())
-        counted = np.frombuffer(noisy) + batch["noise_mean"]
+        counted = np.frombuffer(noisy) + batch["noise_sd"] ** 2
         assert {tag: count for tag, count in enumerate(counted.round(6)) if count} == sent
     assert set(figures["peak_mb"]) == {"shuffler", "coordinator", "fleet"}

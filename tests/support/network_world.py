@@ -23,6 +23,7 @@ from shufflerl.network.node.reporting import Checked, Invitation, check_signatur
 from shufflerl.network.protocol import agreement, crypto, masking, wire
 from shufflerl.network.protocol.agreement import Agreement, Terms, parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey, UnsealError
+from shufflerl.network.protocol.sources import Users
 from shufflerl.network.protocol.wire import (
     Action,
     Announcement,
@@ -36,8 +37,9 @@ from shufflerl.network.protocol.wire import (
 )
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import SQLiteStore, Store
-from shufflerl.noise import PoissonNoise
+from shufflerl.noise import NoiseSum, PoissonNoise
 from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.protocol import Protocol
 
 #: Two steps, two states, two actions: 24 counters, 3 touched.
 PROBLEM = Problem(horizon=2, n_states=2, n_actions=2, episodes=1000)
@@ -81,6 +83,7 @@ class World:
     now: float = 1000.0
     transport: Transport = Transport.tags
     excludable: int = 0
+    servers: NoiseSum | None = None  # the noise of both, instead of the users'
 
     def __post_init__(self) -> None:
         self.coordinator, self.identity, self.enrolment = new_identity(), new_identity(), new_identity()
@@ -106,7 +109,7 @@ class World:
         policy = np.zeros((2, 2), dtype=int)
         said = agreement.announce(
             Batch(number, changes.pop("users", self.users), Mixture.single(policy), QUERY),
-            PoissonNoise(changes.pop("noise_mean", self.noise_mean)),
+            self.servers or PoissonNoise(changes.pop("noise_mean", self.noise_mean)),
             task=changes.pop("task", self.task),
             attempt=attempt,
             tag_key=key.public_key().public_bytes_raw(),
@@ -172,10 +175,11 @@ class World:
         return self.shuffler.scrub(self.command(Action.scrub, number, attempt))
 
     def tags(self, released: bytes, number: int = 0, attempt: int = 0) -> list[int]:
-        """What the coordinator reads in a release, in its order, without padding."""
+        """What the coordinator reads in a release, in its order, without padding and whatever the group."""
         info = parse_announcement(self.coordinator.sign(self.announcement(number, attempt)).payload).tag_info
         key, size = self.tag_keys[number, attempt], wire.SEALED_TAG_BYTES
-        sealed = [released[start : start + size] for start in range(0, len(released), size)]
+        some = b"".join(tags for _, tags in wire.sections(released))
+        sealed = [some[start : start + size] for start in range(0, len(some), size)]
         read = (int.from_bytes(crypto.unseal(key, info, one)) for one in sealed)
         return [tag for tag in read if tag != wire.PADDING]
 
@@ -189,6 +193,12 @@ def _fields(said: Announcement) -> dict[str, Any]:
 
 def meaning_of(world: World, **changes: Any) -> Agreement:
     return parse_announcement(wire.encode(world.announcement(**changes)))
+
+
+def protocol_of(meaning: Agreement) -> Protocol:
+    """What users agree on who add the noise."""
+    assert isinstance(meaning.source, Users)
+    return meaning.source.protocol
 
 
 def terms(epsilon: float = 1.0, **options: Any) -> Terms:

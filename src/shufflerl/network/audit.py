@@ -138,7 +138,15 @@ class _Run:
         problem = Problem(query.horizon, query.n_states, query.n_actions, BATCHES * users)
         with warnings.catch_warnings(action="ignore", category=PrivacyWarning):  # there is nobody to protect
             run = _Asking(
-                problem, "ucbvi", budget, 0, {"batch": users}, transport=transport, excludable=0.0, query=query
+                problem,
+                "ucbvi",
+                budget,
+                0,
+                {"batch": users},
+                transport=transport,
+                excludable=0.0,
+                noise="users",
+                query=query,
             )
         folder.mkdir()
         self._opener, self._store = _Opener(), _Store(None)
@@ -155,7 +163,8 @@ class _Run:
         announcement = self._invitation.coordinator_key.verify(Announcement, self._pending[2])
         batch = self.coordinator.learner.next_batch()
         assert batch is not None
-        return Protocol(batch.query, announcement.users, PoissonNoise(announcement.noise_mean))
+        assert isinstance(announcement.noise, wire.NoiseByUsers)
+        return Protocol(batch.query, announcement.users, PoissonNoise(announcement.noise.mean))
 
     def play(self, trajectories: Sequence[Trajectories]) -> Transcript:
         """One batch, from its announcement to what the learner is given."""
@@ -228,7 +237,7 @@ class _Run:
         sent = [_row(int.from_bytes(crypto.unseal(key, agreement.tag_info, one)) for one in some) for some in sealed]
         messages = [one for some in sealed for one in some]
         places = {one: place for place, one in enumerate(messages)}
-        order = _row(places.get(one, -1) for chunk in release for one in _split(chunk, wire.SEALED_TAG_BYTES))
+        order = _row(places.get(one, -1) for one in _released(release))
         return _Read(sent, np.concatenate(sent)[order], order, [one[:32] for one in messages])
 
     def _sums(self, agreement: Agreement, bodies: list[bytes], release: list[bytes]) -> _Read:
@@ -251,15 +260,21 @@ def _split(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
+def _released(release: list[bytes]) -> list[bytes]:
+    """The sealed tags of a release, in its order."""
+    tags = (bytes(some) for chunk in release for _, some in wire.sections(chunk))
+    return [one for some in tags for one in _split(some, wire.SEALED_TAG_BYTES)]
+
+
 def _row(numbers: Iterable[int]) -> IntArray:
     return np.fromiter(numbers, dtype=np.int64)
 
 
 def _unmasked(agreement: Agreement, vector: masking.Words, seeds: list[bytes]) -> IntArray:
     """The counts under these masks, as tags."""
-    counters, announcement = agreement.protocol.query.size, agreement.announcement
+    counters = agreement.query.size
     counts = vector - masking.sum_of_masks(seeds, counters, agreement.word_bytes)
-    if (counts > masking.max_count(announcement.users, announcement.noise_mean, counters)).any():
+    if (counts > agreement.source.count_range[1]).any():
         raise ContractError("A vector without its mask has larger counts than honest users raise.")
     return np.repeat(np.arange(counters), counts)
 
@@ -270,9 +285,9 @@ class _Opener(Opener):
     key: bytes
     opened: list[bytes]
 
-    def count_all(self, key: bytes, info: bytes, size: int, chunks: Iterable[bytes]) -> Counted:
+    def count_all(self, key: bytes, info: bytes, groups: Sequence[range], tags: Sequence[Sequence[bytes]]) -> Counted:
         self.key = key
-        return super().count_all(key, info, size, chunks)
+        return super().count_all(key, info, groups, tags)
 
     def seeds(self, key: bytes, info: bytes, chunks: Iterable[bytes]) -> list[bytes | None]:
         self.key, opened = key, super().seeds(key, info, chunks)

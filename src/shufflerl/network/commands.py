@@ -34,6 +34,21 @@ class Overdue(StrEnum):
     abort = "abort"
 
 
+class NoiseBy(StrEnum):
+    """Who adds the noise."""
+
+    servers = "servers"
+    users = "users"
+
+
+class AcceptedNoise(StrEnum):
+    """Whom a node relies on to add the noise."""
+
+    either = "either"
+    servers = "servers"
+    users = "users"
+
+
 class HowSent(StrEnum):
     """How reports travel."""
 
@@ -50,8 +65,10 @@ def shuffler(
     enrolment_key: Annotated[str | None, typer.Option(help="Verifies tokens; else its own.", metavar="KEY")] = None,
     min_batch_size: Annotated[int | None, typer.Option(help="Fewest users to mix.")] = None,
     max_messages: Annotated[int | None, typer.Option(help="Most messages in a report.")] = None,
+    max_dummies: Annotated[int | None, typer.Option(help="Most dummies to seal for a batch.")] = None,
     timeout_seconds: Annotated[float | None, typer.Option(help="Time a batch has to fill.")] = None,
     when_late: Annotated[Overdue | None, typer.Option(help="What becomes of one that does not.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that seal dummies.")] = None,
     store: Annotated[str | None, typer.Option(help="NATS servers; else a file in the folder.", metavar="URLS")] = None,
     store_credentials: Annotated[str | None, typer.Option(help="Of its user there.", metavar="FILE")] = None,
     store_authority: Annotated[str | None, typer.Option(help="Signed their certificates.", metavar="FILE")] = None,
@@ -74,6 +91,7 @@ def coordinator(
     episodes: Annotated[int | None, count("Users in all, one episode each.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of every user.")] = None,
     delta: Annotated[float | None, typer.Option(help=DELTA_HELP)] = None,
+    noise: Annotated[NoiseBy | None, typer.Option(help="Who adds it.")] = None,
     honest_fraction: Annotated[float | None, typer.Option(help="Share of users relied on for noise.")] = None,
     transport: Annotated[HowSent | None, typer.Option(help="How reports travel.")] = None,
     excludable: Annotated[float | None, typer.Option(help="Share of masked vectors that may be left out.")] = None,
@@ -101,6 +119,7 @@ def node(
     environment: Annotated[str | None, typer.Option(help="What to play.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The budget to accept.")] = None,
     delta: Annotated[float | None, typer.Option(help=DELTA_HELP)] = None,
+    noise: Annotated[AcceptedNoise | None, typer.Option(help="Whose noise to rely on.")] = None,
     honest_fraction: Annotated[float | None, typer.Option(help="Share of other users to rely on.")] = None,
     min_batch_size: Annotated[int | None, typer.Option(help="Fewest users to be mixed with.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that play and seal.")] = None,
@@ -181,7 +200,9 @@ def status(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
         f"delta {status['delta']:g}"
     )
     if status["transport"] is not None:
-        typer.echo(f"reports   travel as {status['transport']}; {status['transport_costs']}")
+        typer.echo(
+            f"reports   travel as {status['transport']}, noise by {status['noise']}; {status['transport_costs']}"
+        )
     typer.echo(f"messages  {status['messages']:,} opened, {status['invalid_messages']:,} left out")
     typer.echo(f"now       {status['why']}")
 
@@ -228,13 +249,14 @@ def transport(
     states: Annotated[int, typer.Option(help="States.")] = 4,
     actions: Annotated[int, typer.Option(help="Actions.")] = 2,
     users: Annotated[int, typer.Option(help="Users in a batch.")] = 1000,
+    noise: Annotated[NoiseBy, typer.Option(help="Who adds it.")] = NoiseBy.servers,
     as_json: AsJson = False,
 ) -> None:
     """Compare what a report costs as sealed tags and as a masked vector, and say from where on which is cheaper."""
     _installed()
     from shufflerl.network.protocol import costs
 
-    figures = costs.compared(epsilon, delta, env=env, shape=(horizon, states, actions), users=users)
+    figures = costs.compared(epsilon, delta, env=env, shape=(horizon, states, actions), users=users, noise=noise.value)
     typer.echo(json.dumps(figures) if as_json else costs.as_text(figures))
 
 
@@ -244,6 +266,7 @@ def demo(
     learner: Annotated[str, typer.Option(help="Learner.")] = "optimistic",
     epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Of the learner; noise has none.")] = 0,
+    noise: Annotated[NoiseBy, typer.Option(help="Who adds it.")] = NoiseBy.servers,
     transport: Annotated[HowSent, typer.Option(help="How reports travel.")] = HowSent.tags,
     folder: Annotated[Path | None, typer.Option(help="Keep everything here.", metavar="DIR")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the pages open until Ctrl-C.")] = False,
@@ -254,7 +277,13 @@ def demo(
     from shufflerl.network import demo as demonstration
 
     setting = demonstration.Demo(
-        users=users, env=env.value, learner=learner, epsilon=epsilon, seed=seed, transport=transport.value
+        users=users,
+        env=env.value,
+        learner=learner,
+        epsilon=epsilon,
+        seed=seed,
+        transport=transport.value,
+        noise=noise.value,
     )
 
     # Told to end like this too, it ends the processes that it started.

@@ -12,7 +12,7 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
 from shufflerl.network.node.reporting import Invitation, from_hex
 from shufflerl.network.protocol import wire
-from shufflerl.network.protocol.agreement import Terms
+from shufflerl.network.protocol.agreement import NoiseBy, Terms
 from shufflerl.network.protocol.wire import Positive
 from shufflerl.privacy.accounting import Budget
 
@@ -49,6 +49,8 @@ class ShufflerConfig(Config, frozen=True):
     max_messages: int = 100_000
     timeout_seconds: float = 3600.0
     when_late: Literal["extend", "abort"] = "extend"
+    max_dummies: int = 10_000_000
+    workers: Positive = 1
     store: str | None = None
     store_credentials: str | None = None
     store_authority: str | None = None
@@ -58,7 +60,7 @@ class ShufflerConfig(Config, frozen=True):
         """What the operator allows."""
         from shufflerl.network.shuffler.shuffler import Limits
 
-        return Limits(self.min_batch_size, self.max_messages, self.timeout_seconds, self.when_late)
+        return Limits(self.min_batch_size, self.max_messages, self.timeout_seconds, self.when_late, self.max_dummies)
 
 
 #: Parameters of learners that are told none: batches as large as shufflers and nodes ask for unless told otherwise.
@@ -75,6 +77,7 @@ class CoordinatorConfig(Config, frozen=True):
     episodes: int
     epsilon: float
     delta: float = 1e-5
+    noise: NoiseBy = "servers"
     honest_fraction: float = 1.0
     transport: Literal["auto", "tags", "sums"] = "tags"
     excludable: float = 0.01
@@ -104,6 +107,7 @@ class CoordinatorConfig(Config, frozen=True):
             self.honest_fraction,
             self.transport,
             self.excludable,
+            self.noise,
         )
 
     def _problem(self) -> Problem:
@@ -127,6 +131,7 @@ class NodeConfig(Config, frozen=True):
     shuffler_key: str | None = None
     shuffler: str | None = None
     delta: float = 1e-5
+    noise: NoiseBy | Literal["either"] = "either"
     honest_fraction: float = 1.0
     min_batch_size: int = 100
     max_messages: int = 100_000
@@ -152,7 +157,8 @@ class NodeConfig(Config, frozen=True):
     @property
     def terms(self) -> Terms:
         """What the node accepts."""
-        return Terms(Budget(self.epsilon, self.delta), self.honest_fraction, self.min_batch_size, self.max_messages)
+        budget = Budget(self.epsilon, self.delta)
+        return Terms(budget, self.honest_fraction, self.min_batch_size, self.max_messages, self.noise)
 
     def check_environment(self) -> None:
         """Refuse one that there is not, or with parameters that it does not have, before there is a batch to play."""

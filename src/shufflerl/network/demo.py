@@ -27,7 +27,7 @@ from shufflerl.registry import nearest
 
 DELTA = 1e-5
 # Of every batch, in the figures.
-_SHOWN = ("batch", "users", "transport", "messages", "noise_mean")
+_SHOWN = ("batch", "users", "transport", "messages", "noise", "noise_sd")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Demo:
     epsilon: float
     seed: int
     transport: str = "tags"
+    noise: str = "servers"
 
     @property
     def min_batch_size(self) -> int:
@@ -128,12 +129,14 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
             *("coordinator", str(settings), "--folder", str(folder / "coordinator"), "--listen", "127.0.0.1:0"),
             *("--shuffler", shuffler_at, "--environment", setting.env, "--learner", setting.learner, *budget),
             *("--episodes", str(setting.users), "--seed", str(setting.seed), "--transport", setting.transport),
+            *("--noise", setting.noise),
             *("--workers", workers, "--poll-seconds", "0.05"),
         )
         coordinator_said = coordinator.heard()
         roles.mint_tokens(folder / "enrolment", setting.users, folder / "tokens.txt")
         fleet = start(
             *("node", "--folder", str(folder / "nodes"), "--shuffler", shuffler_at, *budget, *mixing),
+            *("--noise", setting.noise),
             *("--task", coordinator_said["task"], "--coordinator-key", coordinator_key),
             *("--shuffler-key", shuffler_said["key"], "--tokens", str(folder / "tokens.txt")),
             *("--environment", setting.env, "--workers", workers, "--poll-seconds", "0.05"),

@@ -13,6 +13,8 @@ import signal
 SHUFFLER_LABELS = ("ingest", "seal", "permute", "release", "released", "scrub", "scrubbed")
 #: Between sealing and release, where vectors are summed.
 SUMMING_LABELS = ("order", "seeds", "exclude", "slice", "sum")
+#: Where the servers add the noise: while tags come in, and where vectors are summed.
+NOISE_LABELS = ("dummies", "noise")
 COORDINATOR_LABELS = ("publish", "published", "open", "ledger", "charged", "learner save", "saved", "acknowledge")
 UNMASKING_LABELS = ("seeds opened", "excluding", "excluded")
 

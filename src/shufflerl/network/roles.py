@@ -66,7 +66,7 @@ def run_shuffler(config: ShufflerConfig) -> None:
             identity, enrolment = SigningKey.load(folder / "identity.pem"), _enrolment(config, folder)
         store = _shuffler_store(config, folder)
         shuffler = Shuffler(store, identity, VerifyKey.from_text(config.coordinator_key), enrolment, config.limits)
-        app = ShufflerServer(shuffler, store).app
+        app = ShufflerServer(shuffler, store, workers=config.workers).app
         key = str(identity.public)
         http.serve(app, sockets, lambda port: say(role="shuffler", port=port, key=key))
 

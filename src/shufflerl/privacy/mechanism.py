@@ -273,9 +273,14 @@ class ServersNoise(Mechanism[NoiseSum]):
 
 @dataclass(frozen=True)
 class StatedServers(ServersNoise):
-    """Noise by the servers of a law that was chosen, not calibrated: of the budget only delta counts."""
+    """Noise by the servers of laws that were stated, not calibrated: of the budget only delta counts.
+
+    `law` is that of the dummies, `own_law` the coordinator's: the same uncut, unless it says otherwise. What is charged
+    is whichever protects less.
+    """
 
     law: PoissonNoise | TruncatedLaplace | None = None
+    own_law: PoissonNoise | DiscreteLaplace | None = None
 
     scales: ClassVar[bool] = False
 
@@ -283,6 +288,15 @@ class StatedServers(ServersNoise):
         """The stated law."""
         assert self.law is not None
         return self.law
+
+    def own(self, query: Query) -> PoissonNoise | DiscreteLaplace:
+        """The stated law."""
+        return super().own(query) if self.own_law is None else self.own_law
+
+    def _charge(self, query: Query, users: int) -> Charge:
+        changed, laws = query.changed_counters * self.participations, (self.dummies(query), self.own(query))
+        spent = [accounting.privacy_loss(law, changed).epsilon(self.budget.delta) for law in laws]
+        return Charge(laws[spent[1] > spent[0]], changed)
 
 
 class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):

@@ -22,18 +22,18 @@ from shufflerl.network.node.reporting import Checked, play, randomize_episode, s
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Agreement, parse_announcement
 from shufflerl.network.protocol.wire import Action, ProblemError, Reason
-from shufflerl.network.shuffler.mixing import permuted
+from shufflerl.network.shuffler.mixing import packed, permuted
 from shufflerl.noise import PoissonNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, privacy_loss
-from tests.support.network_world import crash_at, pretend_to_seal
+from tests.support.network_world import crash_at, pretend_to_seal, protocol_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 
 MDP = riverswim(np.random.default_rng(0), n_states=2, horizon=2)
-RUN = Run(MDP.problem(60), "sdp-pe", Budget(8.0, 1e-5), 7, {"first": 2})
+RUN = Run(MDP.problem(60), "sdp-pe", Budget(8.0, 1e-5), 7, {"first": 2}, noise="users")
 #: Batches that leave counters out, each with less noise.
-ASKING_LESS = Run(MDP.problem(1500), "optimistic", Budget(1.0, 1e-5), 7, {})
+ASKING_LESS = Run(MDP.problem(1500), "optimistic", Budget(1.0, 1e-5), 7, {}, noise="users")
 ENV = TabularEnv(MDP)
 
 
@@ -41,14 +41,14 @@ def answer(coordinator: Coordinator) -> tuple[list[bytes], IntArray]:
     """The release of the pending batch as the shuffler would make it, and the tags in it, counted."""
     meaning = asked(coordinator)
     reports = [randomize_episode(meaning, play(ENV, meaning)) for _ in range(meaning.batch.users)]
-    return mixed(meaning, reports), np.bincount(np.concatenate(reports), minlength=meaning.protocol.query.size)
+    return mixed(meaning, reports), np.bincount(np.concatenate(reports), minlength=meaning.query.size)
 
 
 def seeded_answer(coordinator: Coordinator, users: CountPopulation) -> list[bytes]:
     """A release of the same law that is the same every time."""
     meaning = asked(coordinator)
     counts = users.play(meaning.batch).values
-    counts = counts + users.rng.poisson(meaning.announcement.noise_mean, counts.shape)
+    counts = counts + users.rng.poisson(meaning.source.noise(meaning.batch.users).mean, counts.shape)
     tags, most = np.repeat(np.arange(len(counts)), counts), meaning.max_messages
     assert len(tags) <= meaning.batch.users * most
     return mixed(meaning, [tags[user * most : (user + 1) * most] for user in range(meaning.batch.users)])
@@ -64,12 +64,17 @@ def mixed(meaning: Agreement, reports: list[IntArray]) -> list[bytes]:
     checked = Checked(meaning, key.public_key().public_bytes_raw())
     sealed = [seal_report(checked, tags, bytes(wire.TOKEN_BYTES)) for tags in reports]
     opened = [crypto.unseal(key, meaning.envelope_info(report.report_id), report.envelope) for report in sealed]
-    return permuted(b"".join(envelope[wire.TOKEN_BYTES :] for envelope in opened))
+    return handed_over(b"".join(envelope[wire.TOKEN_BYTES :] for envelope in opened))
+
+
+def handed_over(tags: bytes) -> list[bytes]:
+    """A release of sealed tags of one group."""
+    return list(packed([(0, permuted(np.frombuffer(tags, dtype=np.uint8).reshape(-1, wire.SEALED_TAG_BYTES)))]))
 
 
 def expected(coordinator: Coordinator, sent: IntArray) -> list[float]:
     meaning = asked(coordinator)
-    values: list[float] = (sent - meaning.batch.users * float(meaning.protocol.rate)).tolist()
+    values: list[float] = (sent - meaning.batch.users * float(protocol_of(meaning).rate)).tolist()
     return values
 
 
@@ -106,7 +111,8 @@ def test_the_ledger_has_what_the_noise_of_the_honest_costs(tmp_path: Path, hones
     coordinator = Coordinator(tmp_path, dataclasses.replace(RUN, honest_fraction=honest))
     said, query = asked(coordinator).announcement, asked(coordinator).batch.query
     coordinator.absorb(answer(coordinator)[0])
-    each = said.noise_mean / said.users
+    assert isinstance(said.noise, wire.NoiseByUsers)
+    each = said.noise.mean / said.users
     cost = privacy_loss(PoissonNoise(honest * said.users * each), query.changed_counters)
     assert coordinator.ledger.spent == pytest.approx(cost.epsilon(1e-5), rel=1e-9)
     assert cost.epsilon(1e-5) <= 8.0
@@ -122,7 +128,7 @@ def test_the_certificate_says_what_its_own_noise_is_worth(
 
     And the noise is what users are told to add.
     """
-    run = Run(MDP.problem(100), "ucbvi", Budget(2.0, 1e-5), 7, {"batch": 100}, honest, transport, excludable=0.1)
+    run = Run(MDP.problem(100), "ucbvi", Budget(2.0, 1e-5), 7, {"batch": 100}, honest, transport, 0.1, "users")
     coordinator = Coordinator(tmp_path, run)
     certificate, said = coordinator.certificate(), asked(coordinator).announcement
     left = honest - (0.0 if transport == "tags" else 0.1)
@@ -132,7 +138,8 @@ def test_the_certificate_says_what_its_own_noise_is_worth(
     assert (certificate.delta, certificate.budget_epsilon, certificate.honest_fraction) == (1e-5, 2.0, honest)
     assert (certificate.changed_counters, certificate.participations) == (6, 1)
     if transport != "auto":  # which states what is needed where sums are sent, and may send tags
-        assert said.noise_mean == pytest.approx(certificate.noise_sd**2, rel=1e-9)
+        assert isinstance(said.noise, wire.NoiseByUsers)
+        assert said.noise.mean == pytest.approx(certificate.noise_sd**2, rel=1e-9)
     assert "1 time" in str(certificate)
     coordinator.close()
 
@@ -259,16 +266,21 @@ def test_tags_that_are_no_tags_are_left_out_and_told(tmp_path: Path) -> None:
     chunks, sent = answer(coordinator)
     meaning, values = asked(coordinator), expected(coordinator, sent)
     key = crypto.public_box_key(meaning.announcement.tag_key)
-    outside = crypto.seal(key, meaning.tag_info, meaning.protocol.query.size.to_bytes(4))
+    outside = crypto.seal(key, meaning.tag_info, meaning.query.size.to_bytes(4))
     wrong_batch = crypto.seal(key, meaning.tag_info + b"x", (0).to_bytes(4))
-    wrong = [outside, wrong_batch, bytes(52), b"short"]
-    with pytest.raises(ContractError, match="Is this its shuffler"):
-        coordinator.absorb([*chunks, *wrong])
-    private = coordinator._asked()[2]
-    whole = b"".join(chunks)
+    whole = b"".join(tags for chunk in chunks for _, tags in wire.sections(chunk))
     tags = [whole[start : start + 52] for start in range(0, len(whole), 52)]
-    padding = [tag for tag in tags if count(private, meaning.tag_info, 1, tag).padding][: len(wrong)]
-    coordinator.absorb([*(tag for tag in tags if tag not in padding), *wrong])
+    private = coordinator._asked()[2]
+    padding = [tag for tag in tags if count(private, meaning.tag_info, range(1), tag).padding][:4]
+    others = [tag for tag in tags if tag not in padding]
+    wrong = [outside, wrong_batch, bytes(52), others[0]]  # the last of them once more
+    for chunk in (b"".join([*tags, *wrong]), whole[52:]):
+        with pytest.raises(ContractError, match="Is this its shuffler"):
+            coordinator.absorb(handed_over(chunk))
+    for chunk in (chunks[0] + b"short", chunks[0] + wire.SECTION.pack(0, 2) + bytes(52), wire.SECTION.pack(1, 0)):
+        with pytest.raises(ContractError, match="Is this its shuffler"):
+            coordinator.absorb([chunk])
+    coordinator.absorb(handed_over(b"".join([*others, *wrong])))
     (record,) = coordinator.records
     assert (record.invalid, record.messages) == (4, sent.sum() + 4)
     assert record.values.tolist() == values
@@ -338,9 +350,11 @@ def test_workers_count_as_one_process_does() -> None:
     key = crypto.new_box_key()
     tags = np.random.default_rng(0).integers(50, size=5000).tolist()
     chunk = b"".join(crypto.seal(key.public_key(), b"info", tag.to_bytes(4)) for tag in tags)
-    alone = count(key.private_bytes_raw(), b"info", 50, chunk)
+    alone = count(key.private_bytes_raw(), b"info", range(50), chunk)
     opener = Opener(2)
-    together = opener.count_all(key.private_bytes_raw(), b"info", 50, [chunk[: 52 * 3000], chunk[52 * 3000 :]])
+    together = opener.count_all(
+        key.private_bytes_raw(), b"info", [range(50)], [[chunk[: 52 * 3000], chunk[52 * 3000 :]]]
+    )
     opener.close()
     assert alone.counts.tolist() == together.counts.tolist() == np.bincount(tags, minlength=50).tolist()
     assert alone.invalid == together.invalid == 0

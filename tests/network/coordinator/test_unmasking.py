@@ -18,21 +18,23 @@ from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.coordinator import Coordinator, Run, SpoiltSumError
 from shufflerl.network.coordinator.opening import Opener
 from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
-from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
+from shufflerl.network.protocol import costs, crypto, masking, sources, wire
 from shufflerl.network.protocol.agreement import Agreement, parse_announcement
-from shufflerl.network.protocol.wire import Action, Exclusion, Opening, ProblemError, Signed, State, Transport
+from shufflerl.network.protocol.sources import Users
+from shufflerl.network.protocol.wire import Action, Exclusion, Opening, Signed, State, Transport
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.mechanism import ShuffledPoisson
-from shufflerl.privacy.protocol import Protocol
 from tests.network.coordinator.test_coordinator import ENV, MDP
-from tests.support.network_world import QUERY, crash_at, new_identity
+from tests.support.network_world import QUERY, crash_at, new_identity, protocol_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 
-RUN = Run(MDP.problem(80), "sdp-pe", Budget(8.0, 1e-5), 7, {"first": 8}, transport="sums", excludable=0.2)
+RUN = Run(
+    MDP.problem(80), "sdp-pe", Budget(8.0, 1e-5), 7, {"first": 8}, transport="sums", excludable=0.2, noise="users"
+)
 #: What a user does to its vector; None makes its seed unreadable.
 Tamper = Callable[[masking.Words], None] | None
 
@@ -75,7 +77,7 @@ class System:
         meaning = self.meaning
         task, number, attempt = meaning.announcement.task, meaning.announcement.batch, meaning.announcement.attempt
         opening = wire.decode(Opening, self.shuffler.current(task).opening.payload)
-        sent = np.zeros(meaning.protocol.query.size, dtype=np.int64)
+        sent = np.zeros(meaning.query.size, dtype=np.int64)
         for user in range(meaning.batch.users):
             tags = randomize_episode(meaning, play(ENV, meaning))
             report = seal_report(Checked(meaning, opening.envelope_key), tags, self.mint())
@@ -90,7 +92,7 @@ class System:
 
     def tampered(self, meaning: Agreement, opening: Opening, tamper: Tamper, tags: IntArray) -> wire.Report:
         token, seed = self.mint(), bytes(32)
-        vector = masking.words(masking.masked(tags, seed, meaning.protocol.query.size, meaning.word_bytes), 2).copy()
+        vector = masking.words(masking.masked(tags, seed, meaning.query.size, meaning.word_bytes), 2).copy()
         key, info = crypto.public_box_key(meaning.announcement.tag_key), meaning.seed_info
         if tamper is None:
             info += b"?"
@@ -129,7 +131,7 @@ def test_a_run_from_beginning_to_end(system: System) -> None:
     values = []
     while system.coordinator.pending is not None:
         sent = system.fill()
-        protocol = system.meaning.protocol
+        protocol = protocol_of(system.meaning)
         assert system.exclude().positions == []
         system.coordinator.absorb(system.release())
         values.append((sent - protocol.users * float(protocol.rate)).tolist())
@@ -172,7 +174,8 @@ def test_who_is_excluded_is_counted_nowhere(system: System, monkeypatch: pytest.
     users = system.meaning.batch.users
     assert system.meaning.announcement.excludable == int(0.2 * users) >= 1
     sent = system.fill(None)
-    protocol, mean = system.meaning.protocol, system.meaning.announcement.noise_mean
+    protocol = protocol_of(system.meaning)
+    mean = protocol.noise.mean
     assert len(system.exclude().positions) == 1
     seen: list[Release] = []
     observe = system.coordinator.learner.observe
@@ -199,10 +202,10 @@ def test_the_ledger_has_what_the_noise_of_the_honest_who_were_summed_costs(tmp_p
     """Whoever was excluded may have been honest: its noise is missing from that of the honest fraction."""
     system = System(tmp_path, dataclasses.replace(RUN, honest_fraction=0.7))
     said, query = system.meaning.announcement, system.meaning.batch.query
+    honest = (0.7 * said.users - 1) * protocol_of(system.meaning).noise.mean / said.users
     system.fill(None)
     system.exclude()
     system.coordinator.absorb(system.release())
-    honest = (0.7 * said.users - 1) * said.noise_mean / said.users
     spent = privacy_loss(PoissonNoise(honest), query.changed_counters).epsilon(1e-5)
     assert system.coordinator.ledger.spent == pytest.approx(spent, rel=1e-9)
     assert spent <= 8.0
@@ -216,7 +219,7 @@ def test_too_many_that_cannot_be_opened_are_told_and_not_summed(system: System) 
     system.coordinator.reopen()
     sent = system.fill()
     assert system.coordinator.exclusion is None  # of another attempt, nothing was said yet
-    rate = float(system.meaning.protocol.rate)
+    rate = float(protocol_of(system.meaning).rate)
     system.exclude()
     system.coordinator.absorb(system.release())
     assert system.coordinator.records[0].values.tolist() == (sent - users * rate).tolist()
@@ -249,7 +252,7 @@ def test_impossible_sums_are_refused_and_asked_again(system: System, by: int) ->
 def test_a_possible_falsehood_is_not_seen(system: System) -> None:
     """What the documentation warns of: within what honest users could have done, one user moves a counter at will."""
     sent = system.fill(shift(5))
-    rate, users = float(system.meaning.protocol.rate), system.meaning.batch.users
+    rate, users = float(protocol_of(system.meaning).rate), system.meaning.batch.users
     system.exclude()
     system.coordinator.absorb(system.release())
     assert (system.coordinator.records[0].values - (sent - users * rate))[3] == pytest.approx(5)
@@ -258,7 +261,7 @@ def test_a_possible_falsehood_is_not_seen(system: System) -> None:
 @pytest.mark.parametrize("label", ["seeds opened", "ledger", "charged", "open", "learner save", "saved"])
 def test_a_crash_at_any_point_changes_nothing(system: System, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = system.fill(None)
-    values = (sent - (system.meaning.batch.users - 1) * float(system.meaning.protocol.rate)).tolist()
+    values = (sent - (system.meaning.batch.users - 1) * float(protocol_of(system.meaning).rate)).tolist()
 
     def go_on() -> None:
         if system.pending[0] == 0:
@@ -340,26 +343,26 @@ def test_a_learner_takes_an_answer_of_fewer_users_but_not_of_more() -> None:
 
 def test_transports_by_cost() -> None:
     """Few users share much noise: tags are dear. With many each sends few; vectors are as long as ever."""
-    big = Protocol(CountQuery.everything(Problem(5, 50, 5, 100)), 100, PoissonNoise(300.0))
+    big = Users(CountQuery.everything(Problem(5, 50, 5, 100)), 100, PoissonNoise(300.0))
     after = costs.switch_over(big)
     assert after is not None
     for users, best in ((after - 1, Transport.sums), (after, Transport.tags), (2**40, Transport.tags)):
-        assert costs.cheaper(dataclasses.replace(big, users=users)) == best
-    assert costs.of_tags(big).bytes == wire.TOKEN_BYTES + 48 + 52 * agreement.messages_per_report(big)
+        assert costs.cheaper(big.of(users)) == best
+    assert costs.of_tags(big).bytes == wire.TOKEN_BYTES + 48 + 52 * big.tags_per_report
     assert costs.of_sums(big).bytes == wire.TOKEN_BYTES + 128 + 2 * big.query.size
-    assert "more than can be summed" in costs.in_words(dataclasses.replace(big, users=2**40))
-    assert costs.switch_over(Protocol(QUERY, 100, PoissonNoise(300.0))) is None
-    figures = costs.compared(1.0, 1e-5, env="riverswim", shape=(1, 1, 1), users=1000)
+    assert "more than can be summed" in costs.in_words(big.of(2**40))
+    assert costs.switch_over(Users(QUERY, 100, PoissonNoise(300.0))) is None
+    figures = costs.compared(1.0, 1e-5, env="riverswim", shape=(1, 1, 1), users=1000, noise="users")
     assert (figures["counters"], figures["cheaper"]) == (256, "sums")
     assert "any number" in costs.as_text(figures)
-    figures = costs.compared(1.0, 1e-5, env=None, shape=(10, 100, 10), users=10**6)
+    figures = costs.compared(1.0, 1e-5, env=None, shape=(10, 100, 10), users=10**6, noise="users")
     assert f"from {figures['tags_cheaper_from_users']:,} users on" in costs.as_text(figures)
 
 
 def test_what_all_would_refuse_is_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(agreement, "_MAX_NOISE", 1)
-        with pytest.raises(ProblemError, match="noise tags; expected at most 1"):
+        patch.setattr(sources, "_MAX_NOISE", 1)
+        with pytest.raises(InvalidInputError, match="noise tags; expected at most 1"):
             Coordinator(tmp_path, RUN)
     other = dataclasses.replace(RUN, seed=8)  # nothing was stored: the folder is free for another run
     Coordinator(tmp_path, other).close()

@@ -20,14 +20,23 @@ from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network.node.reporting import check_signatures, randomize_episode, within_support
-from shufflerl.network.protocol import agreement, wire
-from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, parse_announcement
+from shufflerl.network.protocol import agreement, masking, wire
+from shufflerl.network.protocol.agreement import UnacceptableError, by_users, parse_announcement
 from shufflerl.network.protocol.wire import OpenBatch, ProblemError, Reason, Signed, Transport
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
 from tests.support.examples import full_batch, random_mdp, random_mixture
-from tests.support.network_world import QUERY, World, meaning_of, new_identity, open_batch, terms
+from tests.support.network_world import QUERY, World, meaning_of, new_identity, open_batch, protocol_of, terms
 
+NO_DUMMIES: list[wire.Poisson | wire.TruncatedLaplace] = [
+    *(wire.Poisson(mean=mean) for mean in (-1.0, 0.0, math.nan, math.inf)),
+    *(wire.TruncatedLaplace(scale=scale, shift=34) for scale in (-1.0, 0.0, math.nan, math.inf, 1e30)),
+    wire.TruncatedLaplace(scale=5.0, shift=4),
+]
+NO_NOISE: list[wire.Poisson | wire.Laplace] = [
+    wire.Poisson(mean=math.nan),
+    *(wire.Laplace(scale=scale) for scale in (-1.0, 0.0, math.nan, math.inf)),
+]
 NEEDED = calibrate(Budget(1.0, 1e-5), QUERY.changed_counters).mean
 
 
@@ -37,12 +46,12 @@ def test_an_announcement_says_the_batch_and_nothing_is_lost(seed: int) -> None:
     batch = full_batch(mdp, 50, random_mixture(mdp, 3, seed), index=seed)
     if seed == 3:
         batch = dataclasses.replace(batch, query=CountQuery(mdp.problem(50), [1], []))
-    noise = mechanism(Budget(1.0, 1e-5), 0.9).noise(batch.query)
+    noise = by_users(Budget(1.0, 1e-5), 0.9).noise(batch.query)
     said = agreement.announce(batch, noise, task=bytes(16), attempt=2, tag_key=bytes(32))
     meaning = parse_announcement(wire.encode(said))
     assert meaning.batch == batch
-    assert meaning.protocol.noise == noise
-    assert meaning.protocol.users == 50
+    assert protocol_of(meaning).noise == noise
+    assert protocol_of(meaning).users == 50
     assert meaning.digest != parse_announcement(wire.encode(msgspec.structs.replace(said, attempt=3))).digest
 
 
@@ -57,9 +66,9 @@ def test_an_announcement_says_the_batch_and_nothing_is_lost(seed: int) -> None:
         {"support": b"\xff\xff"},
         {"transition_steps": [5]},
         {"transition_steps": [], "reward_steps": []},
-        {"noise_mean": -1.0},
-        {"noise_mean": float("nan")},
-        {"noise_mean": float("inf")},
+        *({"noise": wire.NoiseByUsers(mean=mean)} for mean in (-1.0, math.nan, math.inf, 1e12)),
+        *({"noise": wire.NoiseByServers(dummies=law, own=wire.Laplace(scale=2.0))} for law in NO_DUMMIES),
+        *({"noise": wire.NoiseByServers(dummies=wire.Poisson(mean=9.0), own=law)} for law in NO_NOISE),
         {"states": 2**40},
         {"horizon": 2**20, "states": 2**20},
     ],
@@ -94,7 +103,7 @@ def test_actions_are_two_bytes(actions: int) -> None:
 
 
 def test_a_node_accepts_what_meets_its_terms() -> None:
-    noise = mechanism(Budget(1.0, 1e-5), 1.0).noise(QUERY)
+    noise = by_users(Budget(1.0, 1e-5), 1.0).noise(QUERY)
     terms().check(meaning_of(World(), noise_mean=noise.mean))
     assert noise.mean == pytest.approx(NEEDED, rel=1e-9)
 
@@ -112,23 +121,23 @@ def test_a_node_counts_on_its_own_honest_fraction_only() -> None:
     terms().check(meaning)
     with pytest.raises(UnacceptableError, match=r"honest 0\.9 suffice"):
         terms(honest_fraction=0.9).check(meaning)
-    enough = mechanism(Budget(1.0, 1e-5), 0.9).noise(QUERY)
+    enough = by_users(Budget(1.0, 1e-5), 0.9).noise(QUERY)
     terms(honest_fraction=0.9).check(meaning_of(World(), noise_mean=enough.mean))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.9, 0.77, 1 / 3, 0.1])
 def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(fraction: float) -> None:
     for epsilon in (0.3, 1.0, 4.0):
-        noise = mechanism(Budget(epsilon, 1e-5), fraction).noise(QUERY)
+        noise = by_users(Budget(epsilon, 1e-5), fraction).noise(QUERY)
         terms(epsilon=epsilon, honest_fraction=fraction).check(meaning_of(World(), noise_mean=noise.mean))
 
 
 @given(honest=st.floats(0.05, 1), share=st.floats(0, 0.95))
 def test_whoever_is_left_adds_what_is_certified_and_hardly_more(honest: float, share: float) -> None:
     """The honest less those who may be excluded, exactly."""
-    announced = mechanism(Budget(1.0, 1e-5), honest, share * honest)
+    announced = by_users(Budget(1.0, 1e-5), honest, share * honest)
     left = Fraction(announced.noise(QUERY).mean) * (Fraction(honest) - Fraction(announced.excludable))
-    certified = calibrate(Budget(1.0, 1e-5 - agreement.overflow(1.0)), QUERY.changed_counters).mean
+    certified = calibrate(Budget(1.0, 1e-5 - masking.overflow(1.0)), QUERY.changed_counters).mean
     assert announced.charge(QUERY).noise.variance == certified >= NEEDED
     assert certified <= left <= certified * (1 + 1e-11)
 
@@ -137,8 +146,8 @@ def test_whoever_is_left_adds_what_is_certified_and_hardly_more(honest: float, s
 def test_delta_has_room_for_noise_that_does_not_fit_into_a_report(epsilon: float) -> None:
     """At either of two neighbours with probability exp(-35): it may cost 1 + e^epsilon times that."""
     budget, cost = Budget(epsilon, 1e-5), (1 + math.exp(epsilon)) * math.exp(-35)
-    assert agreement.overflow(epsilon) == pytest.approx(cost)
-    announced = mechanism(budget, 1.0).noise(QUERY)
+    assert masking.overflow(epsilon) == pytest.approx(cost)
+    announced = by_users(budget, 1.0).noise(QUERY)
     assert privacy_loss(announced, QUERY.changed_counters).delta(epsilon) + cost <= budget.delta
     terms(epsilon=epsilon).check(meaning_of(World(), noise_mean=announced.mean))
     if epsilon >= 20:  # where it is a visible part of delta
@@ -149,7 +158,7 @@ def test_delta_has_room_for_noise_that_does_not_fit_into_a_report(epsilon: float
 
 def test_an_epsilon_that_makes_rare_events_count_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"epsilon is 30: .* Use an epsilon below 22\.8"):
-        mechanism(Budget(30.0, 1e-5), 1.0)
+        by_users(Budget(30.0, 1e-5), 1.0)
 
 
 def test_a_node_refuses_small_crowds_and_endless_reports() -> None:
@@ -288,21 +297,21 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
     problem = Problem(3, 3, 1, 4, mdp.start, support)
     batch = Batch(0, 4, Mixture.single(np.zeros((3, 3), dtype=int)), CountQuery.everything(problem))
     said = agreement.announce(
-        batch, mechanism(Budget(1.0, 1e-5), 1.0).noise(batch.query), task=bytes(16), attempt=0, tag_key=bytes(32)
+        batch, by_users(Budget(1.0, 1e-5), 1.0).noise(batch.query), task=bytes(16), attempt=0, tag_key=bytes(32)
     )
     meaning = parse_announcement(wire.encode(said))
     episode = Trajectories([[0, 2, 1]], [[0, 0, 0]], [[0, 1, 1]])
     with pytest.raises(InvalidInputError):
-        meaning.protocol.query.tags(episode)
+        meaning.query.tags(episode)
     inside = within_support(meaning, episode)
     assert inside.states.tolist() == [[0, 1, 1]]
     assert len(randomize_episode(meaning, episode)) >= 5
-    assert len(set(meaning.protocol.query.groups[meaning.protocol.query.tags(inside)[0]])) == 5
+    assert len(set(meaning.query.groups[meaning.query.tags(inside)[0]])) == 5
 
 
 @pytest.mark.parametrize(("users", "noise"), [(2, 300.0), (1000, 300.0), (10**12, 300.0), (10**6, 4e9)])
 def test_the_cap_keeps_no_honest_noise_out_of_a_whole_batch(users: int, noise: float) -> None:
     """Noise that the cap cuts off is missing from the accountant's law: for all users together that must be nothing."""
     meaning = meaning_of(World(), users=users, noise_mean=noise)
-    mean, most = 24 * noise / users, meaning.max_messages - meaning.protocol.query.touched_counters
+    mean, most = 24 * noise / users, meaning.max_messages - meaning.query.touched_counters
     assert users * stats.poisson.sf(most, mean) < np.exp(-35)

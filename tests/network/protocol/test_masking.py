@@ -11,23 +11,38 @@ from scipy import stats
 
 from shufflerl.errors import InvalidInputError
 from shufflerl.network.node.reporting import randomize_episode
-from shufflerl.network.protocol import masking, wire
-from shufflerl.network.protocol.agreement import UnacceptableError, mechanism, parse_announcement
+from shufflerl.network.protocol import costs, masking, wire
+from shufflerl.network.protocol.agreement import UnacceptableError, by_users, parse_announcement
+from shufflerl.network.protocol.sources import Servers, Users
 from shufflerl.network.protocol.wire import ProblemError, Reason, Transport
 from shufflerl.network.shuffler.shuffler import Limits
+from shufflerl.noise import DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
-from tests.support.network_world import EPISODE, QUERY, World, meaning_of, terms
+from tests.support.network_world import EPISODE, QUERY, World, meaning_of, protocol_of, terms
 
 NEEDED = calibrate(Budget(1.0, 1e-5), QUERY.changed_counters).mean
 
 
 @pytest.mark.parametrize(("users", "noise"), [(1, 1e-9), (1000, 300.0), (30_000, 900.0), (10**9, 1e8)])
 def test_a_sum_cannot_wrap_nor_an_honest_one_be_refused(users: int, noise: float) -> None:
-    counters = 1_000_000
-    most = masking.max_count(users, noise, counters)
-    assert counters * stats.poisson.sf(most - users, noise) < np.exp(-35)
-    assert 2 * most < 2 ** (8 * masking.word_bytes(users, noise, counters))
-    assert masking.word_bytes(users, noise, counters) == (2 if users < 32_000 else 4)
+    low, high = Users(QUERY, users, PoissonNoise(noise)).count_range
+    assert low == 0
+    assert QUERY.size * stats.poisson.sf(high - users, noise) < np.exp(-35)
+    assert 2 * high < 2 ** (8 * masking.word_bytes(low, high))
+    assert masking.word_bytes(low, high) == (2 if users < 31_000 else 4)
+
+
+@pytest.mark.parametrize("dummies", [PoissonNoise(300.0), TruncatedLaplace(2.0, 34)])
+@pytest.mark.parametrize("own", [PoissonNoise(300.0), DiscreteLaplace(2.0)])
+def test_nor_can_a_sum_with_the_noise_of_both_servers(
+    dummies: PoissonNoise | TruncatedLaplace, own: PoissonNoise | DiscreteLaplace
+) -> None:
+    low, high = Servers(QUERY, 1000, dummies, own).count_range
+    both = NoiseSum((dummies, own))
+    assert QUERY.size * (both.cdf(low - 1 - both.mean) + 1 - both.cdf(high - 1000 - both.mean)) < 1e-15
+    assert high - low < 2**15
+    ends = np.array([low, 0, high], dtype=np.int64)
+    assert masking.signed(ends.astype("<u2"), low).tolist() == ends.tolist()
 
 
 @given(mean=st.floats(1e-9, 1e9), cases=st.integers(1, 10**12))
@@ -45,9 +60,9 @@ def test_a_word_is_as_wide_as_the_sum_needs() -> None:
     """An honest sum fills at most half of the range, to the last one; beyond four bytes it is refused."""
     noise = masking.max_poisson(100.0, 24)
     for users, size in ((2**15 - 1 - noise, 2), (2**15 - noise, 4), (2**31 - 1 - noise, 4)):
-        assert masking.word_bytes(users, 100.0, 24) == size
+        assert costs.word_bytes(Users(QUERY, users, PoissonNoise(100.0))) == size
     with pytest.raises(InvalidInputError, match="masked sums end at"):
-        masking.word_bytes(2**31 - noise, 100.0, 24)
+        costs.word_bytes(Users(QUERY, 2**31 - noise, PoissonNoise(100.0)))
 
 
 def test_what_makes_no_sense_as_sums_is_refused() -> None:
@@ -112,7 +127,7 @@ def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
     users: int, data: st.DataObject, fraction: float
 ) -> None:
     excludable = data.draw(st.integers(0, max(0, int(0.9 * fraction * users) - 1)))
-    noise = mechanism(Budget(1.0, 1e-5), fraction, excludable / users).noise(QUERY)
+    noise = by_users(Budget(1.0, 1e-5), fraction, excludable / users).noise(QUERY)
     world = World(users=users, transport=Transport.sums, excludable=excludable)
     meaning = meaning_of(world, noise_mean=noise.mean)
     terms(honest_fraction=fraction).check(meaning)
@@ -120,12 +135,12 @@ def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
     left = terms(honest_fraction=fraction).charge(meaning).noise
     assert privacy_loss(left, QUERY.changed_counters).delta(1.0) <= 1e-5
     assert left.variance == pytest.approx(NEEDED, rel=1e-9)
-    assert meaning.protocol.fewest_reports == users - excludable
+    assert protocol_of(meaning).fewest_reports == users - excludable
 
 
 def test_nobody_can_be_excluded_to_the_last() -> None:
     with pytest.raises(InvalidInputError, match="Let fewer be excluded"):
-        mechanism(Budget(1.0, 1e-5), 0.5, 0.5).noise(QUERY)
+        by_users(Budget(1.0, 1e-5), 0.5, 0.5).noise(QUERY)
 
 
 def test_tags_that_are_sealed_one_by_one_come_in_an_order_that_tells_nothing() -> None:

@@ -47,8 +47,9 @@ def test_the_announcement_of_the_page() -> None:
     assert private.public_key().public_bytes_raw().hex() == shown["tag_key"]
     policies = np.array(shown["policies"], dtype="<u2").tobytes()
     task, key = bytes.fromhex(shown["task"]), bytes.fromhex(shown["tag_key"])
-    transport = wire.Transport(shown["transport"])
-    said = Announcement(**{**shown, "policies": policies, "task": task, "tag_key": key, "transport": transport})
+    transport, noise = wire.Transport(shown["transport"]), wire.NoiseByUsers(mean=shown["noise"]["mean"])
+    changes = {"policies": policies, "task": task, "tag_key": key, "transport": transport, "noise": noise}
+    said = Announcement(**{**shown, **changes})
     assert wire.encode(said) == vector("announcement_encoded")
     assert wire.decode(Announcement, vector("announcement_encoded")) == said
     meaning = parse_announcement(vector("announcement_encoded"))
@@ -117,7 +118,7 @@ def test_the_masked_vector_of_the_page() -> None:
     private = crypto.box_key(bytes.fromhex("404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"))
     assert crypto.unseal(private, part["seed_info"], part["sealed_seed"]) == part["seed"]
     assert len(part["sealed_seed"]) == wire.SEALED_SEED_BYTES
-    size = meaning.protocol.query.size
+    size = meaning.query.size
     assert masking.mask(part["seed"], size, 2).tobytes() == part["mask"]
     assert masking.masked(shown["tags"], part["seed"], size, 2) == part["vector"]
     # The same by hand: AES-128 of counter blocks, one after the other, plus the counts in little-endian words.
@@ -131,6 +132,27 @@ def test_the_masked_vector_of_the_page() -> None:
     assert wire.encode(Exclusion(**{**exclusion, "task": bytes.fromhex(exclusion["task"])})) == vector(
         "exclusion_encoded"
     )
+
+
+def test_noise_by_the_servers_of_the_page() -> None:
+    shown = VECTORS["servers"]
+    plain = wire.decode(Announcement, vector("announcement_encoded"))
+    for laws, encoded in (("noise", "announcement_encoded"), ("poisson_noise", "poisson_announcement_encoded")):
+        noise = msgspec.convert(shown[laws], wire.NoiseByServers)
+        said = msgspec.structs.replace(plain, noise=noise)
+        assert wire.encode(said) == bytes.fromhex(shown[encoded])
+        assert parse_announcement(bytes.fromhex(shown[encoded])).source.as_wire() == noise
+    meaning = parse_announcement(bytes.fromhex(shown["announcement_encoded"]))
+    assert (meaning.digest.hex(), meaning.tag_info.hex()) == (shown["announcement_digest"], shown["tag_info"])
+    assert meaning.max_messages == shown["max_messages"] == len(shown["tags"])
+    assert meaning.source.group_starts.tolist() == shown["group_starts"]
+    private = crypto.box_key(bytes.fromhex("404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"))
+    sections = list(wire.sections(bytes.fromhex(shown["release_chunk"])))
+    tags = [int.from_bytes(crypto.unseal(private, meaning.tag_info, bytes(tag))) for _, tag in sections]
+    assert [group for group, _ in sections] == [0, 1, 2]
+    assert all(tag in group for tag, group in zip(tags, meaning.source.groups, strict=True))
+    assert tags == shown["tags"]
+    assert bytes.fromhex(shown["envelope_text"]) == vector("token") + b"".join(tag for _, tag in sections)
 
 
 def test_every_problem_is_on_the_page() -> None:
@@ -161,9 +183,10 @@ def test_strictness() -> None:
     ):
         with pytest.raises(ProblemError):
             wire.decode(Command, msgspec.msgpack.encode({**good, **change}))
-    with pytest.raises(ProblemError, match="version 2") as refused:
-        wire.decode(Command, msgspec.msgpack.encode({**good, "version": 2, "new field": 1}))
-    assert refused.value.reason == Reason.unsupported_version
+    for version in (wire.VERSION - 1, wire.VERSION + 1):
+        with pytest.raises(ProblemError, match=f"of version {version}; version {wire.VERSION} is spoken") as refused:
+            wire.decode(Command, msgspec.msgpack.encode({**good, "version": version, "new field": 1}))
+        assert refused.value.reason == Reason.unsupported_version
     for text in ("", "zz" * 16, "0" * 31, "0" * 33, "A" * 32, " " + "0" * 31):
         with pytest.raises(ProblemError):
             wire.task_from_text(text)

@@ -33,6 +33,11 @@ class Parts:
         return self.values.get(name)
 
 
+def of_one_group(sealed: bytes) -> mixing.Tags:
+    rows = np.frombuffer(sealed, dtype=np.uint8).reshape(-1, wire.SEALED_TAG_BYTES)
+    return mixing.Tags(np.zeros(len(rows), dtype=np.int64), rows)
+
+
 @pytest.mark.slow
 def test_every_order_of_a_batch_is_equally_likely() -> None:
     """Four tags from two slices over three buckets: 24 orders; level 1e-7."""
@@ -41,8 +46,8 @@ def test_every_order_of_a_batch_is_equally_likely() -> None:
         store = cast(Store, Parts())
         for number, tags in enumerate((b"ab", b"cd")):
             sealed = b"".join(bytes([tag]) * wire.SEALED_TAG_BYTES for tag in tags)
-            store.keep(ID, f"slice {number}", mixing._spread(store, ID, sealed, 3))
-        orders[b"".join(mixing._gathered(store, ID, 2, 3))[:: wire.SEALED_TAG_BYTES]] += 1
+            store.keep(ID, f"slice {number}", mixing._spread(store, ID, of_one_group(sealed), [3]))
+        orders[b"".join(rows[:, 0].tobytes() for _, rows in mixing._gathered(store, ID, 2, [3]))] += 1
     assert {bytes(sorted(order)) for order in orders} == {b"abcd"}
     counts = np.array(list(orders.values()))
     assert len(counts) == 24
@@ -56,13 +61,12 @@ def test_a_large_batch_is_permuted_as_a_small_one(slices: int) -> None:
     rows = np.zeros((tags, wire.SEALED_TAG_BYTES), dtype=np.uint8)
     rows[:, :4] = np.arange(tags, dtype="<u4").view(np.uint8).reshape(-1, 4)
     if slices == 1:
-        released = mixing.permuted(rows.tobytes())
+        mixed = mixing.permuted(rows)
     else:
         store = cast(Store, Parts())
         for number, slice in enumerate(np.split(rows, slices)):
-            store.keep(ID, f"slice {number}", mixing._spread(store, ID, slice.tobytes(), 3))
-        released = list(mixing._gathered(store, ID, slices, 3))
-    mixed = np.frombuffer(b"".join(released), dtype=np.uint8).reshape(rows.shape)
+            store.keep(ID, f"slice {number}", mixing._spread(store, ID, of_one_group(slice.tobytes()), [3]))
+        mixed = np.concatenate([some for _, some in mixing._gathered(store, ID, slices, [3])])
     order = np.ascontiguousarray(mixed[:, :4]).view("<u4").ravel().astype(np.int64)
     assert (np.sort(order) == np.arange(tags)).all()
     assert (order == np.arange(tags)).sum() <= 20
@@ -76,6 +80,7 @@ def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_to_seal(monkeypatch)
     monkeypatch.setattr(mixing, "SLICE_BYTES", 1)
     monkeypatch.setattr(mixing, "BUCKET_TAGS", 8)
+    monkeypatch.setattr(wire, "CHUNK_TAGS", 8)
 
 
 def sealed_world(users: int = 7) -> World:
@@ -128,12 +133,12 @@ def test_a_slice_done_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
     spread = mixing._spread
     id = BatchId(world.task, 0, 0)
 
-    def after_another(store: Store, id: BatchId, tags: bytes, buckets: int) -> bytes:
+    def after_another(store: Store, id: BatchId, tags: mixing.Tags, buckets: list[int]) -> bytes:
         for number in range(7):
             if store.kept(id, f"slice {number}") is None:
                 slice = [envelope for _, envelope in store.reports(id, number, 1)]
                 sealed = slice[0][32:-16][wire.TOKEN_BYTES :]
-                store.keep(id, f"slice {number}", spread(store, id, sealed, buckets))
+                store.keep(id, f"slice {number}", spread(store, id, of_one_group(sealed), buckets))
         return spread(store, id, tags, buckets)
 
     monkeypatch.setattr(mixing, "_spread", after_another)

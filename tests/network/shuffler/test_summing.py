@@ -309,7 +309,7 @@ def test_vectors_are_added_one_at_a_time() -> None:
     world = World(users=users, transport=Transport.sums, store=SQLiteStore(None))
     world.announce(states=states, policies=np.zeros((1, 2, states), dtype="<u2").tobytes())
     checked = world.checked()
-    counters = checked.agreement.protocol.query.size
+    counters = checked.agreement.query.size
     for user in range(users):
         world.upload(seal_report(checked, [user], world.mint()))
     tracemalloc.start()
@@ -353,6 +353,6 @@ def test_another_process_may_release_the_batch_meanwhile(monkeypatch: pytest.Mon
         return keep(id, name, value)
 
     monkeypatch.setattr(world.store, "keep", released)
-    with pytest.raises(ProblemError, match="only a sealed batch") as refused:
+    with pytest.raises(ProblemError, match="only an unfinished") as refused:
         world.exclude()
     assert refused.value.reason == Reason.conflict

@@ -133,7 +133,7 @@ def test_a_batch_over_http(world: World, client: TestClient) -> None:
 
 def test_unreadable_requests_are_refused_and_counted(world: World, client: TestClient) -> None:
     path, good = reports_path(world), upload_of(world.marked_report(1))
-    future = msgspec.msgpack.encode({"version": 2, "reports": []})
+    future = msgspec.msgpack.encode({"version": 3, "reports": []})
     cases = {
         b"": "malformed",
         b"\xc1": "malformed",
@@ -143,8 +143,8 @@ def test_unreadable_requests_are_refused_and_counted(world: World, client: TestC
         b"\x81\xa1\x80\x01": "malformed",
         os.urandom(300): "malformed",
         future: "unsupported-version",
-        msgspec.msgpack.encode({"version": 1, "batch": 0, "attempt": 0, "reports": []}): "malformed",
-        msgspec.msgpack.encode({"version": 1, "batch": -1, "attempt": 0, "reports": [{}]}): "malformed",
+        msgspec.msgpack.encode({"version": 2, "batch": 0, "attempt": 0, "reports": []}): "malformed",
+        msgspec.msgpack.encode({"version": 2, "batch": -1, "attempt": 0, "reports": [{}]}): "malformed",
     }
     for body, reason in cases.items():
         assert problem_of(client.post(path, content=body)) == (400, reason)

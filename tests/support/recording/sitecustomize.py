@@ -16,7 +16,7 @@ if "--multiprocessing-fork" in sys.orig_argv:  # a worker, where episodes are pl
 
     def recorded(agreement, trajectory):  # type: ignore[no-untyped-def]
         tags = randomize(agreement, trajectory)
-        true = agreement.protocol.query.tags(trajectory)[0]
+        true = agreement.query.tags(trajectory)[0]
         line = {"batch": agreement.batch.index, "true": true.tolist(), "sent": tags.tolist()}
         with open(os.environ["RECORDING"], "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -2,8 +2,10 @@
 
 Each batch goes: announce (signed, with a key of its own), collect the release, charge the ledger, open and count,
 learn, and then in one transaction: the learner's new state, the batch's noisy counts, the next announcement; the old
-key is deleted. A process killed anywhere goes on from the last transaction: it asks for the same announced batch, is
-given the same bytes, finds its charge in the ledger, and learns from it once.
+key is deleted. Where the servers add the noise the coordinator's own is drawn with the announcement, once, kept like
+the key, and added to the counts before anything looks at them. A process killed anywhere goes on from the last
+transaction: it asks for the same announced batch, is given the same bytes, finds its charge in the ledger, and learns
+from it once.
 
 Where reports are masked vectors the coordinator first opens their seeds and says, once, which it cannot open; what it
 said and the seeds are stored before they are sent. Seeds are random numbers that depend on no data.
@@ -30,22 +32,21 @@ from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network import faults
 from shufflerl.network.coordinator.opening import Opener
-from shufflerl.network.protocol import agreement, costs, crypto, masking, wire
-from shufflerl.network.protocol.agreement import Agreement
+from shufflerl.network.protocol import agreement, costs, crypto, masking, sources, wire
+from shufflerl.network.protocol.agreement import Agreement, NoiseBy
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.network.protocol.wire import Action, Command, Exclusion, ProblemError, Reason, Signed, Transport
 from shufflerl.network.stores import database
-from shufflerl.noise import PoissonNoise
+from shufflerl.noise import Noise
 from shufflerl.privacy.accounting import Budget, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Ledger
-from shufflerl.privacy.mechanism import ShuffledPoisson
-from shufflerl.privacy.protocol import Protocol, unbiased
+from shufflerl.privacy.mechanism import ServersNoise, ShuffledPoisson
 
 _TABLES = [
     "CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
     """CREATE TABLE batches (number INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, users INTEGER NOT NULL,
-        announcement BLOB NOT NULL, key BLOB, noisy BLOB, messages INTEGER, invalid INTEGER, outcome TEXT,
+        announcement BLOB NOT NULL, key BLOB, own BLOB, noisy BLOB, messages INTEGER, invalid INTEGER, outcome TEXT,
         seeds BLOB, excluded BLOB, acknowledged INTEGER NOT NULL DEFAULT 0)""",
 ]
 
@@ -54,8 +55,9 @@ _TABLES = [
 class Run:
     """What is learned, how, and at which price: fixed for the life of a run.
 
-    `transport`: how reports travel, "auto" whatever is cheaper for each batch; `excludable`: the share of masked
-    vectors that may be left out of a sum, whose noise all others make up for.
+    `noise`: who adds it; `honest_fraction`: the share of users who do, where users add it; `transport`: how reports
+    travel, "auto" whatever is cheaper for each batch; `excludable`: the share of masked vectors that may be left out of
+    a sum; where users add the noise all others make up for theirs.
     """
 
     problem: Problem
@@ -66,9 +68,16 @@ class Run:
     honest_fraction: float = 1.0
     transport: Literal["auto", "tags", "sums"] = "tags"
     excludable: float = 0.01
+    noise: NoiseBy = "servers"
 
     def __post_init__(self) -> None:
+        checks.choice("noise", self.noise, ("users", "servers"))
         checks.fraction("honest_fraction", self.honest_fraction)
+        if self.noise == "servers" and self.honest_fraction < 1:
+            raise InvalidInputError(
+                f"honest_fraction is {self.honest_fraction:g}, but with noise by the servers nothing rests on users; "
+                'leave it out, or set noise = "users".'
+            )
         checks.choice("transport", self.transport, ("auto", "tags", "sums"))
         if checks.real("excludable", self.excludable, above=0, closed=True) >= self.honest_fraction:
             raise InvalidInputError(
@@ -90,14 +99,15 @@ class Run:
                 "honest_fraction": self.honest_fraction,
                 "transport": self.transport,
                 "excludable": self.excludable,
+                "noise": self.noise,
                 "seed": self.seed,
             },
             sort_keys=True,
         )
 
-    def mechanism(self, excludable: float = 0.0) -> ShuffledPoisson:
+    def mechanism(self, excludable: float = 0.0) -> ShuffledPoisson | ServersNoise:
         """How batches are made private of which this share of the users may be left out."""
-        return agreement.mechanism(self.budget, self.honest_fraction, excludable)
+        return agreement.mechanism(self.noise, self.budget, self.honest_fraction, excludable)
 
     def make_learner(self) -> Learner:
         """The learner at its beginning, told of the noise to come."""
@@ -116,7 +126,8 @@ class BatchRecord:
 
     batch: Batch
     transport: Transport
-    noise: PoissonNoise
+    noise_by: NoiseBy
+    noise: Noise
     values: FloatArray
     variance_range: tuple[float, float]
     messages: int
@@ -140,7 +151,7 @@ class Coordinator:
         self.identity = SigningKey.load(folder / "identity.pem")
         self._opener = opener or Opener()
         self._path = folder / "coordinator.db"
-        self._db = database.connect(self._path, "shufflerl coordinator 2", _TABLES)
+        self._db = database.connect(self._path, "shufflerl coordinator 3", _TABLES)
         try:
             self.task = self._begin()
         except BaseException:
@@ -187,13 +198,14 @@ class Coordinator:
         mechanism = self.run.mechanism(meaning.announcement.excludable / asked.users)
         variances = mechanism.variance_range(asked.query, asked.users)
         assert variances is not None  # its noise goes with the query
-        return variances[0] * counted.users / asked.users, variances[1] * counted.users / asked.users
+        share = meaning.source.noise(counted.users).variance / meaning.source.noise(asked.users).variance
+        return variances[0] * share, variances[1] * share
 
     def _announce(self, batch: Batch, attempt: int) -> None:
         key = crypto.new_box_key()
         noise = self.run.mechanism().noise(batch.query)
         if self.run.transport == "auto":
-            transport = costs.cheaper(Protocol(batch.query, batch.users, noise))
+            transport = costs.cheaper(sources.source(batch.query, batch.users, noise))
         else:
             transport = Transport(self.run.transport)
         excludable = 0
@@ -210,10 +222,13 @@ class Coordinator:
             excludable=excludable,
         )
         signed = self.identity.sign(announcement)
-        agreement.parse_announcement(signed.payload)  # what everybody would refuse is not stored, and so not announced
+        # What everybody would refuse is not stored, and so not announced.
+        own = agreement.parse_announcement(signed.payload).source.own
+        # Drawn here, once, so that whatever fails later fails again: noise drawn until all goes well has another law.
+        noise_bytes = None if own is None else sources.drawn(own, batch.query.size).astype("<i8").tobytes()
         self._db.execute(
-            "INSERT OR REPLACE INTO batches (number, attempt, users, announcement, key) VALUES (?, ?, ?, ?, ?)",
-            (batch.index, attempt, batch.users, wire.encode(signed), key.private_bytes_raw()),
+            "INSERT OR REPLACE INTO batches (number, attempt, users, announcement, key, own) VALUES (?, ?, ?, ?, ?, ?)",
+            (batch.index, attempt, batch.users, wire.encode(signed), key.private_bytes_raw(), noise_bytes),
         )
 
     # What is asked of the shuffler.
@@ -276,21 +291,15 @@ class Coordinator:
     def absorb(self, chunks: Iterable[bytes]) -> None:
         """Charge the ledger, then open the release of the pending batch, learn from it and announce the next."""
         number, meaning, key = self._asked()
-        query, excluded = meaning.protocol.query, self._excluded(number)
+        excluded = self._excluded(number)
         batch, noise = _counted(meaning, excluded)
         self._charge(meaning, excluded)
         faults.reached("open")
         if meaning.transport == Transport.sums:
-            counts, messages, invalid = self._unmasked(number, meaning, chunks), meaning.batch.users, excluded
+            noisy, messages, invalid = self._unmasked(number, meaning, chunks), meaning.batch.users, excluded
         else:
-            counts, padding, invalid = self._opener.count_all(key, meaning.tag_info, query.size, chunks)
-            messages = int(counts.sum()) + invalid
-            if messages + padding != (right := batch.users * meaning.max_messages):
-                raise ContractError(
-                    f"The release of batch {number} has {messages + padding:,} messages; {batch.users:,} reports have "
-                    f"{right:,}. Is this its shuffler? Nothing was learned."
-                )
-        values = unbiased(meaning.protocol, counts, batch.users)
+            noisy, messages, invalid = self._opened(number, meaning, key, chunks)
+        values = meaning.source.values(noisy, batch.users)
         try:
             with database.transaction(self._db):
                 waiting = self.learner.next_batch()
@@ -302,8 +311,8 @@ class Coordinator:
                 self._plan(self.learner)
                 outcome = json.dumps(self._outcome(waiting.mixture))
                 self._db.execute(
-                    "UPDATE batches SET key = NULL, seeds = NULL, noisy = ?, messages = ?, invalid = ?, outcome = ? "
-                    "WHERE number = ?",
+                    "UPDATE batches SET key = NULL, own = NULL, seeds = NULL, noisy = ?, messages = ?, invalid = ?, "
+                    "outcome = ? WHERE number = ?",
                     (values.tobytes(), messages, invalid, outcome, number),
                 )
                 faults.reached("learner save")
@@ -328,9 +337,43 @@ class Coordinator:
         (positions,) = self._db.execute("SELECT excluded FROM batches WHERE number = ?", (number,)).fetchone()
         return 0 if positions is None else len(msgspec.msgpack.decode(positions))
 
+    def _own_noise(self, number: int, meaning: Agreement) -> IntArray:
+        """What the coordinator itself adds to the counters of a batch."""
+        (own,) = self._db.execute("SELECT own FROM batches WHERE number = ?", (number,)).fetchone()
+        return np.zeros(meaning.query.size, dtype=np.int64) if own is None else np.frombuffer(own, dtype="<i8")
+
+    def _opened(
+        self, number: int, meaning: Agreement, key: bytes, chunks: Iterable[bytes]
+    ) -> tuple[IntArray, int, int]:
+        """The counts of sealed tags with the coordinator's noise, how many tags there are, and how many are left out.
+
+        Tags that fill up reports are neither.
+        """
+        source = meaning.source
+        tags: list[list[bytes]] = [[] for _ in source.groups]
+        for group, some in (section for chunk in chunks for section in wire.sections(chunk)):
+            if group >= len(tags):
+                raise ContractError(f"The release of batch {number} has a group {group}. Is this its shuffler?")
+            tags[group].append(bytes(some))
+        for group, parts in enumerate(tags):
+            found, right = sum(map(len, parts)) // wire.SEALED_TAG_BYTES, source.users * source.tags_per_group
+            if found < right or (found > right and source.dummies is None):
+                raise ContractError(
+                    f"The release of batch {number} has {found:,} messages in group {group}; {source.users:,} reports "
+                    f"have {right:,}. Is this its shuffler? Nothing was learned."
+                )
+        counts, padding, invalid = self._opener.count_all(key, meaning.tag_info, source.groups, tags)
+        messages = int(counts.sum()) + invalid
+        if source.padding is None:  # of a user who does not keep to the protocol
+            messages, invalid = messages + padding, invalid + padding
+        return counts + self._own_noise(number, meaning), messages, invalid
+
     def _unmasked(self, number: int, meaning: Agreement, chunks: Iterable[bytes]) -> IntArray:
-        """The counts in a masked sum; one that is impossible is asked again, of other users."""
-        counters, size = meaning.protocol.query.size, meaning.word_bytes
+        """The counts in a masked sum with the coordinator's noise; impossible ones are asked again, of other users.
+
+        Whether they are is seen by all, so that it must be told from the noisy counts alone.
+        """
+        counters, size = meaning.query.size, meaning.word_bytes
         (seeds,) = self._db.execute("SELECT seeds FROM batches WHERE number = ?", (number,)).fetchone()
         if seeds is None:
             raise ContractError(f"Batch {number} was summed, but its seeds are not here. Was an old backup restored?")
@@ -340,18 +383,18 @@ class Coordinator:
             raise ContractError(
                 f"The sum of batch {number} has {len(sent)} bytes; expected {counters * size}. Is this its shuffler?"
             )
-        counts = masking.words(sent, size) - self._opener.masks(each, counters, size)
-        announcement = meaning.announcement
-        largest = masking.max_count(len(each), announcement.noise_mean, counters)
-        if (wrong := np.flatnonzero(counts > largest)).size:
+        own = self._own_noise(number, meaning).astype(f"<u{size}")  # modulo the range of a counter, negative ones too
+        low, high = meaning.source.count_range
+        noisy = masking.signed(masking.words(sent, size) - self._opener.masks(each, counters, size) + own, low)
+        if (wrong := np.flatnonzero(noisy > high)).size:
             self.reopen()
             raise SpoiltSumError(
-                f"Counter {wrong[0]} of batch {number}, attempt {announcement.attempt}, is {counts[wrong[0]]:,} modulo "
-                f"2^{8 * size}; {len(each):,} honest users raise it to {largest:,} at most. At least one of them was "
-                "not honest, and nobody can tell which. Nothing was learned; the batch is asked again of other users. "
-                'If this goes on, use transport = "tags".'
+                f"Counter {wrong[0]} of batch {number}, attempt {meaning.announcement.attempt}, is "
+                f"{noisy[wrong[0]]:,} modulo 2^{8 * size}; {len(each):,} honest users raise it to {high:,} at most. "
+                "At least one of them was not honest, and nobody can tell which. Nothing was learned; the batch is "
+                'asked again of other users. If this goes on, use transport = "tags".'
             )
-        return counts.astype(np.int64)
+        return noisy
 
     def _charge(self, meaning: Agreement, excluded: int) -> None:
         """Before a release is opened it is in the ledger, once; after a crash it may be there already.
@@ -394,7 +437,8 @@ class Coordinator:
             meaning = agreement.parse_announcement(wire.decode(Signed, signed).payload)
             batch, noise = _counted(meaning, 0 if meaning.transport == Transport.tags else invalid)
             values, variance_range = np.frombuffer(noisy).copy(), self._variance_range(meaning, batch)
-            records.append(BatchRecord(batch, meaning.transport, noise, values, variance_range, messages, invalid))
+            by = meaning.source.name
+            records.append(BatchRecord(batch, meaning.transport, by, noise, values, variance_range, messages, invalid))
         return records
 
     @property
@@ -421,11 +465,16 @@ class Coordinator:
         certificate = self.run.mechanism(excludable).certificate(CountQuery.everything(self.run.problem))
         if self.run.transport == "tags":
             return certificate
-        sums = (
-            "counts of one-bit messages with Poisson noise tags, added up under masks per batch, up to "
-            f"{excludable:g} of the reports left out"
+        what, noise = (
+            "one count per family and step",
+            "; noise by the shuffler and the coordinator, each enough alone",
         )
+        if self.run.noise == "users":
+            what, noise = "counts of one-bit messages with Poisson noise tags", ""
+        sums = f"{what}, added up under masks per batch, up to {excludable:g} of the reports left out{noise}"
         mechanism = sums if self.run.transport == "sums" else f"{certificate.mechanism}; or {sums}"
+        if self.run.noise == "servers":
+            return replace(certificate, mechanism=mechanism)
         others = [name for name in certificate.assumptions if self.run.transport == "auto" or name != "honest shuffler"]
         return replace(certificate, mechanism=mechanism, assumptions=(*others, "adding shuffler"))
 
@@ -446,10 +495,10 @@ class Coordinator:
         self._db.close()
 
 
-def _counted(meaning: Agreement, excluded: int) -> tuple[Batch, PoissonNoise]:
-    """The batch with the users who were counted, and the noise that these have added."""
+def _counted(meaning: Agreement, excluded: int) -> tuple[Batch, Noise]:
+    """The batch with the users who were counted, and the noise on their counts."""
     batch = replace(meaning.batch, users=meaning.batch.users - excluded)
-    return batch, PoissonNoise(meaning.announcement.noise_mean * batch.users / meaning.batch.users)
+    return batch, meaning.source.noise(batch.users)
 
 
 def _differences(old: str, new: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -16,15 +16,19 @@ Result = TypeVar("Result")
 
 
 class Counted(NamedTuple):
-    """How often each counter was named, how many tags only filled up reports, and how many were no tags."""
+    """How often each counter was named, how many tags only filled up reports, and how many were left out."""
 
     counts: NDArray[np.int64]
     padding: int
     invalid: int
 
 
-def count(key: bytes, info: bytes, size: int, chunk: bytes) -> Counted:
-    """Open the tags of a chunk and count them; what cannot be opened, or names no counter, is left out."""
+def count(key: bytes, info: bytes, group: range, chunk: bytes) -> Counted:
+    """Open sealed tags of a group and count them, from its first counter on.
+
+    What cannot be opened, or names no counter of this group, is left out: whoever sent it could else be counted twice
+    in another.
+    """
     private = crypto.box_key(key)
     length, found, padding, invalid = wire.SEALED_TAG_BYTES, [], 0, 0
     for start in range(0, len(chunk), length):
@@ -33,13 +37,13 @@ def count(key: bytes, info: bytes, size: int, chunk: bytes) -> Counted:
         except crypto.UnsealError:
             invalid += 1
             continue
-        if tag < size:
-            found.append(tag)
+        if tag in group:
+            found.append(tag - group.start)
         elif tag == wire.PADDING:
             padding += 1
         else:
             invalid += 1
-    return Counted(np.bincount(np.array(found, dtype=np.int64), minlength=size), padding, invalid)
+    return Counted(np.bincount(np.array(found, dtype=np.int64), minlength=len(group)), padding, invalid)
 
 
 def open_seeds(key: bytes, info: bytes, chunk: bytes) -> list[bytes | None]:
@@ -61,14 +65,24 @@ class Opener:
         self.workers = workers
         self._pool: ProcessPoolExecutor | None = None
 
-    def count_all(self, key: bytes, info: bytes, size: int, chunks: Iterable[bytes]) -> Counted:
-        """The counts of all chunks together."""
-        parts = [part for chunk in chunks for part in _split(chunk, wire.SEALED_TAG_BYTES)]
-        results = self._all(count, [(key, info, size, part) for part in parts])
-        total = np.zeros(size, dtype=np.int64)
-        for result in results:
-            total += result.counts
-        return Counted(total, sum(result.padding for result in results), sum(result.invalid for result in results))
+    def count_all(self, key: bytes, info: bytes, groups: Sequence[range], tags: Sequence[Sequence[bytes]]) -> Counted:
+        """The counts of all sealed tags of each group together.
+
+        Of a tag that is there twice one is left out: whoever hands tags over could else count one user's again and
+        again, beyond any noise.
+        """
+        calls: list[tuple[bytes, bytes, range, bytes]] = []
+        repeated = 0
+        for group, given in zip(groups, tags, strict=True):
+            rows = np.frombuffer(b"".join(given), dtype=f"V{wire.SEALED_TAG_BYTES}")
+            once = np.unique(rows)
+            repeated += len(rows) - len(once)
+            calls += [(key, info, group, part) for part in _split(once.tobytes(), wire.SEALED_TAG_BYTES)]
+        total, padding, invalid = np.zeros(groups[-1].stop, dtype=np.int64), 0, repeated
+        for (_, _, group, _), result in zip(calls, self._all(count, calls), strict=True):
+            total[group.start : group.stop] += result.counts
+            padding, invalid = padding + result.padding, invalid + result.invalid
+        return Counted(total, padding, invalid)
 
     def seeds(self, key: bytes, info: bytes, chunks: Iterable[bytes]) -> list[bytes | None]:
         """The seeds of all chunks in their order."""
@@ -84,7 +98,7 @@ class Opener:
             total += some
         return total
 
-    def _all(self, function: Callable[..., Result], calls: list[tuple[object, ...]]) -> list[Result]:
+    def _all(self, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
         if self.workers == 1 or len(calls) < 2:
             return [function(*call) for call in calls]
         if self._pool is None:

@@ -28,7 +28,6 @@ from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, p
 from shufflerl.network.protocol.crypto import VerifyKey
 from shufflerl.network.protocol.wire import Announcement, OpenBatch, Opening, ProblemError, Report, Transport
 from shufflerl.privacy import randomness
-from shufflerl.privacy.protocol import draw, randomize
 
 log = logging.getLogger("shufflerl.network.node")
 
@@ -149,7 +148,7 @@ def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
 
 def check_environment(env: Environment, agreement: Agreement) -> None:
     """Refuse a batch made for another kind of environment, before anything is charged for it."""
-    query = agreement.protocol.query
+    query = agreement.query
     states = getattr(getattr(env, "observation_space", None), "n", None)
     actions = getattr(getattr(env, "action_space", None), "n", None)
     if states not in (None, query.n_states, query.n_states - 1) or actions not in (None, query.n_actions):
@@ -171,7 +170,7 @@ def play(env: Environment, agreement: Agreement) -> Trajectories:
     (drawn,) = random.SystemRandom().choices(range(len(mixture.weights)), mixture.weights.tolist())
     policy: PolicyArray = mixture.policies[drawn]
     try:
-        return _episode(env, agreement.protocol.query, policy)
+        return _episode(env, agreement.query, policy)
     except BaseException:  # whatever an environment raises, and if it asks the program to end
         log.warning("The episode failed; one that never leaves the first state is reported instead.", exc_info=True)
     still = np.zeros((1, len(policy)), dtype=np.int64)
@@ -216,7 +215,7 @@ def within_support(agreement: Agreement, trajectory: Trajectories) -> Trajectori
     A node must not stay silent about such moves: whether it reports would then depend on what its user did, and a
     coordinator could announce a support to find out.
     """
-    support = agreement.protocol.query.support
+    support = agreement.query.support
     if support is None:
         return trajectory
     states = trajectory.states.copy()
@@ -233,10 +232,10 @@ def make_report(checked: Checked, trajectory: Trajectories, token: bytes) -> Rep
 
 
 def randomize_episode(agreement: Agreement, trajectory: Trajectories) -> IntArray:
-    """An episode's tags and noise, from the operating system's random source."""
+    """An episode's tags, and noise where users add it, from the operating system's random source."""
+    tags = agreement.source.tags(within_support(agreement, trajectory))
     # Tags that are counted have no order to hide, and sorting them would take longer than drawing them.
-    randomizer = draw if agreement.transport == Transport.sums else randomize
-    return randomizer(agreement.protocol, within_support(agreement, trajectory))
+    return tags if agreement.transport == Transport.sums else np.sort(tags)
 
 
 def seal_report(checked: Checked, tags: Iterable[int], token: bytes) -> Report:
@@ -251,7 +250,7 @@ def seal_report(checked: Checked, tags: Iterable[int], token: bytes) -> Report:
 
 
 def _tags(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
-    """Each tag sealed by itself, and padding sealed alike: as many messages as every report of the batch has."""
+    """Each tag sealed by itself in its group's place, and padding sealed alike: as many as every report has."""
     key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
     filled = itertools.islice(itertools.chain(tags, itertools.repeat(wire.PADDING)), agreement.max_messages)
     return [crypto.seal(key, info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in filled]
@@ -262,5 +261,5 @@ def _vector(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
     seed = secrets.token_bytes(wire.SEED_BYTES)
     key = crypto.public_box_key(agreement.announcement.tag_key)
     counted = tags if isinstance(tags, np.ndarray) else list(tags)
-    vector = masking.masked(counted, seed, agreement.protocol.query.size, agreement.word_bytes)
+    vector = masking.masked(counted, seed, agreement.query.size, agreement.word_bytes)
     return [crypto.seal(key, agreement.seed_info, seed), vector]

@@ -1,8 +1,8 @@
 """What a batch means to all who take part in it, read from the signed announcement, and what a node accepts of it.
 
 Nobody takes the coordinator's word for the noise: from the announcement alone every node computes how much will be on
-every counter, if the shuffler mixes and enough others are honest, and what it costs, and the shuffler how many reports
-it must wait for.
+every counter, if users or servers add what they are asked to, and what it costs, and the shuffler how many reports it
+must wait for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -19,20 +19,21 @@ from shufflerl.arrays import BoolArray
 from shufflerl.counts import Batch, CountQuery
 from shufflerl.errors import InvalidInputError, ShuffleRLError
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.network.protocol import crypto, masking, wire
+from shufflerl.network.protocol import crypto, masking, sources, wire
+from shufflerl.network.protocol.sources import Source
 from shufflerl.network.protocol.wire import Announcement, ProblemError, Reason, Transport
-from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.protocol import Protocol
+from shufflerl.noise import NoiseSum, PoissonNoise
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
     from shufflerl.privacy.ledger import Charge
-    from shufflerl.privacy.mechanism import ShuffledPoisson
+    from shufflerl.privacy.mechanism import ServersNoise, ShuffledPoisson
 
 # Tables beyond this are refused before anything is built from an announcement.
 _MAX_CELLS = 50_000_000
-# Noise tags that one user draws; more would take gigabytes, whether they are sent one by one or only counted.
-_MAX_NOISE = 20_000_000
+
+#: Who adds the noise, as the settings have it.
+NoiseBy = Literal["users", "servers"]
 
 
 class UnacceptableError(ShuffleRLError):
@@ -41,12 +42,18 @@ class UnacceptableError(ShuffleRLError):
 
 @dataclass(frozen=True)
 class Agreement:
-    """An announcement as values: the batch, the protocol of its users, and the contexts their messages are bound to."""
+    """An announcement as values: the batch, who adds its noise, and the contexts that messages are bound to."""
 
     announcement: Announcement
     digest: bytes
     batch: Batch
-    protocol: Protocol
+    source: Source
+
+    @property
+    def query(self) -> CountQuery:
+        """The counters that are asked for."""
+        query: CountQuery = self.batch.query
+        return query
 
     @functools.cached_property
     def tag_info(self) -> bytes:
@@ -73,7 +80,7 @@ class Agreement:
         """
         if self.transport == Transport.sums:
             return -(-self._vector_bytes // wire.SEALED_TAG_BYTES)
-        return messages_per_report(self.protocol)
+        return self.source.tags_per_report
 
     @property
     def transport(self) -> Transport:
@@ -90,20 +97,16 @@ class Agreement:
 
         All reports that are excluded from a sum are taken to be honest ones, whose noise goes with them.
         """
-        from shufflerl.privacy.mechanism import StatedPoisson
-
-        share, mean = excluded / self.announcement.users, self.announcement.noise_mean
-        return StatedPoisson(budget, 1, honest_fraction, share, mean=mean).charge(self.protocol.query)
+        return self.source.stated(budget, honest_fraction, excluded).charge(self.query)
 
     @functools.cached_property
     def word_bytes(self) -> int:
         """Bytes of a counter in a masked vector."""
-        announcement = self.announcement
-        return masking.word_bytes(announcement.users, announcement.noise_mean, self.protocol.query.size)
+        return masking.word_bytes(*self.source.count_range)
 
     @property
     def _vector_bytes(self) -> int:
-        return wire.SEALED_SEED_BYTES + int(self.protocol.query.size) * self.word_bytes
+        return wire.SEALED_SEED_BYTES + self.query.size * self.word_bytes
 
     @property
     def envelope_bytes(self) -> int:
@@ -113,19 +116,9 @@ class Agreement:
         return wire.TOKEN_BYTES + sealed + crypto.SEAL_BYTES
 
 
-def messages_per_report(protocol: Protocol) -> int:
-    """Messages in every report of tags: as many as any user of the batch may need, filled up with padding.
-
-    A user who draws more noise than fits leaves some of it out. In a whole batch that happens with probability below
-    exp(-35); what it costs is `overflow`, for which every batch has delta to spare.
-    """
-    mean = float(protocol.rate) * protocol.query.size
-    return int(protocol.query.touched_counters) + masking.max_poisson(mean, protocol.users)
-
-
 def announce(
     batch: Batch,
-    noise: PoissonNoise,
+    noise: PoissonNoise | NoiseSum,
     *,
     task: bytes,
     attempt: int,
@@ -133,7 +126,7 @@ def announce(
     transport: Transport = Transport.tags,
     excludable: int = 0,
 ) -> Announcement:
-    """The announcement of a learner's batch."""
+    """The announcement of a learner's batch; its noise as a mechanism has it, of users or of both servers."""
     query, policies = batch.query, batch.mixture.policies
     if query.n_actions > 2**16:
         raise InvalidInputError(f"There are {query.n_actions} actions; expected at most 65,536 on the network.")
@@ -150,7 +143,7 @@ def announce(
         support=None if query.support is None else np.packbits(query.support).tobytes(),
         policies=policies.astype("<u2").tobytes(),
         weights=batch.mixture.weights.tolist(),
-        noise_mean=noise.mean,
+        noise=sources.source(query, batch.users, noise, excludable).as_wire(),
         tag_key=tag_key,
         transport=transport,
         excludable=excludable,
@@ -191,22 +184,26 @@ def _parse(announcement: Announcement, payload: bytes) -> Agreement:
         raise InvalidInputError(
             f"It may exclude {excludable} of {users} users; of sums somebody must be left, of tags nobody is excluded."
         )
-    protocol = Protocol(query, users, PoissonNoise(announcement.noise_mean), 1 - excludable / users)
-    if (tags := protocol.rate * query.size) > _MAX_NOISE:
-        raise InvalidInputError(
-            f"Each of its {users:,} users would draw about {float(tags):,.0f} noise tags; expected at most "
-            f"{_MAX_NOISE:,}. Ask more users at once, or allow a larger epsilon."
-        )
-    agreement = Agreement(announcement, crypto.digest(payload), batch, protocol)
+    source = sources.from_wire(query, users, announcement.noise, excludable)
+    agreement = Agreement(announcement, crypto.digest(payload), batch, source)
     _ = agreement.envelope_bytes  # of sums that could wrap, and of noise that is too small a number, there is no length
     return agreement
 
 
-def mechanism(budget: Budget, honest_fraction: float, excludable: float = 0.0) -> ShuffledPoisson:
+def mechanism(
+    noise: NoiseBy, budget: Budget, honest_fraction: float = 1.0, excludable: float = 0.0
+) -> ShuffledPoisson | ServersNoise:
     """What every node with this budget and assumption will accept; `excludable` is a share of the users."""
+    from shufflerl.privacy.mechanism import ServersNoise
+
+    return ServersNoise(budget) if noise == "servers" else by_users(budget, honest_fraction, excludable)
+
+
+def by_users(budget: Budget, honest_fraction: float = 1.0, excludable: float = 0.0) -> ShuffledPoisson:
+    """Noise by the users: so much that what the honest add suffices, less what may be excluded or not fit."""
     from shufflerl.privacy.mechanism import ShuffledPoisson
 
-    if (spare := overflow(budget.epsilon)) > budget.delta / 2:
+    if (spare := masking.overflow(budget.epsilon)) > budget.delta / 2:
         raise InvalidInputError(
             f"epsilon is {budget.epsilon:g}: that noise may not fit into a report then takes delta {spare:.2g}, more "
             f"than half of {budget.delta:g}. Use an epsilon below {math.log(budget.delta / 2 / masking.OVERFLOW):.1f}."
@@ -215,37 +212,31 @@ def mechanism(budget: Budget, honest_fraction: float, excludable: float = 0.0) -
     return ShuffledPoisson(budget, 1, honest_fraction, excludable, margin=1e-12, spare=spare)
 
 
-def overflow(epsilon: float) -> float:
-    """What delta grows by as noise may not fit into a report.
-
-    If two batches are (epsilon, delta)-indistinguishable but for an event of probability p in either, they are so with
-    delta + p + e^epsilon p.
-    """
-    return (1 + math.exp(min(epsilon, 700.0))) * masking.OVERFLOW
-
-
 @dataclass(frozen=True)
 class Terms:
     """What a node was told to accept: its user's budget for a run, and how it wants to be mixed.
 
-    `honest_fraction`: the share of all users it relies on to add their noise; `min_batch_size`: the fewest it is
-    mixed with, whoever is excluded; `max_messages`: how many messages it is willing to send.
+    `honest_fraction`: the share of all users it relies on to add their noise, where users do; `min_batch_size`: the
+    fewest it is mixed with, whoever is excluded; `max_messages`: how many messages it is willing to send; `noise`: whom
+    it relies on to add the noise.
     """
 
     budget: Budget
     honest_fraction: float = 1.0
     min_batch_size: int = 100
     max_messages: int = 100_000
+    noise: NoiseBy | Literal["either"] = "either"
 
     def __post_init__(self) -> None:
         checks.fraction("honest_fraction", self.honest_fraction)
         checks.whole("min_batch_size", self.min_batch_size, least=1)
         checks.whole("max_messages", self.max_messages, least=1)
+        checks.choice("noise", self.noise, ("users", "servers", "either"))
 
     def charge(self, agreement: Agreement) -> Charge:
         """What taking part costs if only the honest add their noise and as many as may be are excluded."""
-        announcement = agreement.announcement
-        if self.honest_fraction <= announcement.excludable / announcement.users:
+        announcement, by_users = agreement.announcement, agreement.source.name == "users"
+        if by_users and self.honest_fraction <= announcement.excludable / announcement.users:
             raise UnacceptableError(
                 f"Of batch {announcement.batch}'s {announcement.users} users {announcement.excludable} may be "
                 f"excluded; this node relies on the noise of {self.honest_fraction:g} of them, of which none need be "
@@ -257,7 +248,12 @@ class Terms:
         """Refuse a batch that gives less privacy than these terms ask for."""
         from shufflerl.privacy.accounting import privacy_loss
 
-        announcement = agreement.announcement
+        announcement, source = agreement.announcement, agreement.source
+        if self.noise not in ("either", source.name):
+            raise UnacceptableError(
+                f"Batch {announcement.batch} has noise by {source.name}; this node was told to accept noise by "
+                f"{self.noise} alone (noise). It does not take part."
+            )
         if agreement.min_users < self.min_batch_size:
             less = f" less {announcement.excludable} that may be excluded" if announcement.excludable else ""
             raise UnacceptableError(
@@ -270,14 +266,15 @@ class Terms:
                 f"was told to send no more than {self.max_messages:,} (max_messages). It does not take part."
             )
         epsilon, charge = self.budget.epsilon, self.charge(agreement)
-        delta = privacy_loss(charge.noise, charge.changed).delta(epsilon) + overflow(epsilon)
+        delta = privacy_loss(charge.noise, charge.changed).delta(epsilon) + source.lost_noise(epsilon)
         if delta > self.budget.delta:
-            share = announcement.excludable / announcement.users
-            needed = mechanism(self.budget, self.honest_fraction, share).noise(agreement.protocol.query)
-            less = f" less {announcement.excludable} excluded" if announcement.excludable else ""
             raise UnacceptableError(
-                f"Batch {announcement.batch} has noise of mean {announcement.noise_mean:g} on each counter, of which "
-                f"the honest {self.honest_fraction:g}{less} suffice for delta {delta:.3g} at epsilon "
-                f"{self.budget.epsilon:g}; this node was told to accept no more than {self.budget.delta:g}. It does "
-                f"not take part; the coordinator must announce a mean of at least {needed.mean:.6g}."
+                f"Batch {announcement.batch} has {source.relied_on(self.honest_fraction)} for delta {delta:.3g} at "
+                f"epsilon {epsilon:g}; this node was told to accept no more than {self.budget.delta:g}. It does not "
+                f"take part; the coordinator must announce {self._enough(source)}."
             )
+
+    def _enough(self, source: Source) -> str:
+        share = source.excludable / source.users
+        enough = mechanism(source.name, self.budget, self.honest_fraction, share).noise(source.query)
+        return f"at least {enough}"

@@ -1,22 +1,22 @@
 """What a report costs by each transport, and which is the cheaper: formulas with measured constants.
 
-Tags cost by the message, somewhat more than C * lambda / n and the user's own; masked vectors by the counter, whatever
-n is. So for few users vectors are cheaper, for many tags are. `python -m bench transports` measures what is predicted
-here.
+Tags cost by the message: the user's own, and either its noise, somewhat more than C * lambda / n, or its share of the
+shuffler's dummies. Masked vectors cost by the counter, whatever n is. So for few users vectors are cheaper, for many
+tags are. `python -m bench transports` measures what is predicted here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
 from shufflerl.network.protocol import crypto, masking, wire
-from shufflerl.network.protocol.agreement import messages_per_report
+from shufflerl.network.protocol.agreement import NoiseBy, mechanism
+from shufflerl.network.protocol.sources import Source, Users, source
 from shufflerl.network.protocol.wire import Transport
-from shufflerl.privacy.protocol import Protocol
 
 #: Seconds of one core (2026, x86-64): to seal (80 µs) and open (47 µs) a short message; to draw a noise tag; for a byte
 #: of a vector to be masked, sealed, opened when it arrives and when it is added, and unmasked; and what any report
@@ -47,84 +47,89 @@ class Cost:
         return f"{self.bytes / 1e3:,.1f} kB and {self.core * 1e3:,.2f} ms of a core"
 
 
-def of_tags(protocol: Protocol) -> Cost:
-    """A report of tags, padded as all are."""
-    tags = messages_per_report(protocol)
-    return Cost(_ENVELOPE + tags * wire.SEALED_TAG_BYTES, _common(protocol) + tags * MESSAGE_SECONDS)
+def of_tags(source: Source) -> Cost:
+    """A report of tags, padded where that is done, and its share of the batch's dummies, which the shuffler seals."""
+    tags = source.tags_per_report
+    core = _common(source) + (tags + source.expected_dummies / source.users) * MESSAGE_SECONDS
+    return Cost(_ENVELOPE + tags * wire.SEALED_TAG_BYTES, core)
 
 
-def of_sums(protocol: Protocol) -> Cost:
+def of_sums(source: Source) -> Cost:
     """A report of a masked vector."""
-    vector = protocol.query.size * word_bytes(protocol)
-    core = _common(protocol) + MESSAGE_SECONDS + vector * BYTE_SECONDS
+    vector = source.query.size * word_bytes(source)
+    core = _common(source) + MESSAGE_SECONDS + vector * BYTE_SECONDS
     return Cost(_ENVELOPE + wire.SEALED_SEED_BYTES + vector, core)
 
 
-def _common(protocol: Protocol) -> float:
-    return REPORT_SECONDS + protocol.messages_per_user * DRAW_SECONDS
+def _common(source: Source) -> float:
+    drawn = source.protocol.messages_per_user if isinstance(source, Users) else 0.0
+    return REPORT_SECONDS + drawn * DRAW_SECONDS
 
 
-def word_bytes(protocol: Protocol) -> int:
+def word_bytes(source: Source) -> int:
     """Bytes of a counter in a masked vector; refused where sums could wrap."""
-    return masking.word_bytes(protocol.users, protocol.noise.mean, protocol.query.size)
+    return masking.word_bytes(*source.count_range)
 
 
-def cheaper(protocol: Protocol) -> Transport:
+def cheaper(source: Source) -> Transport:
     """The transport that costs less; tags where sums could wrap."""
     try:
-        sums = of_sums(protocol)
+        sums = of_sums(source)
     except InvalidInputError:
         return Transport.tags
-    return Transport.sums if sums.seconds < of_tags(protocol).seconds else Transport.tags
+    return Transport.sums if sums.seconds < of_tags(source).seconds else Transport.tags
 
 
-def switch_over(protocol: Protocol) -> int | None:
+def switch_over(source: Source) -> int | None:
     """The fewest users from which on tags are the cheaper; None if masked sums are, for as many as can be summed."""
     low, high = 0, 2**31  # so many cannot be summed; in between, tags grow cheaper with every user and sums do not
     while high - low > 1:
         middle = (low + high) // 2
-        if cheaper(replace(protocol, users=middle)) == Transport.tags:
+        if cheaper(source.of(middle)) == Transport.tags:
             high = middle
         else:
             low = middle
     try:
-        word_bytes(replace(protocol, users=high))
+        word_bytes(source.of(high))
     except InvalidInputError:
         return None
     return high
 
 
-def in_words(protocol: Protocol) -> str:
+def in_words(source: Source) -> str:
     """Both costs of a report, for a status line."""
     try:
-        sums = str(of_sums(protocol))
+        sums = str(of_sums(source))
     except InvalidInputError:
         sums = "more than can be summed"
-    return f"a report costs {of_tags(protocol)} as tags, {sums} as a masked vector"
+    return f"a report costs {of_tags(source)} as tags, {sums} as a masked vector"
 
 
 def compared(
-    epsilon: float, delta: float, *, env: str | None, shape: tuple[int, int, int], users: int
+    epsilon: float, delta: float, *, env: str | None, shape: tuple[int, int, int], users: int, noise: NoiseBy
 ) -> dict[str, Any]:
     """Both costs of a report with everything in it, and from how many users on tags are the cheaper."""
     from shufflerl import envs
-    from shufflerl.privacy.accounting import Budget, calibrate
+    from shufflerl.privacy.accounting import Budget
 
     problem = Problem(*shape, users) if env is None else envs.make(env, 0).problem(users)
     query = CountQuery.everything(problem)
-    protocol = Protocol(query, users, calibrate(Budget(epsilon, delta), query.changed_counters))
-    both = {"tags": of_tags(protocol), "sums": of_sums(protocol)}
+    adding = source(query, users, mechanism(noise, Budget(epsilon, delta)).noise(query))
+    both = {"tags": of_tags(adding), "sums": of_sums(adding)}
     return {
         "counters": query.size,
         "users": users,
-        "noise_mean": protocol.noise.mean,
-        "word_bytes": word_bytes(protocol),
+        "noise": noise,
+        "noise_sd": adding.noise(users).sd,
+        "messages": adding.tags_per_report,
+        "dummies": adding.expected_dummies,
+        "word_bytes": word_bytes(adding),
         **{
             name: {"bytes": cost.bytes, "core_seconds": cost.core, "seconds": cost.seconds}
             for name, cost in both.items()
         },
-        "cheaper": str(cheaper(protocol)),
-        "tags_cheaper_from_users": switch_over(protocol),
+        "cheaper": str(cheaper(adding)),
+        "tags_cheaper_from_users": switch_over(adding),
     }
 
 
@@ -138,8 +143,9 @@ def as_text(figures: dict[str, Any]) -> str:
     ]
     return "\n".join(
         [
-            f"One report of {figures['users']:,} users on {figures['counters']:,} counters, noise of mean "
-            f"{figures['noise_mean']:,.1f} on each; {BYTES_PER_SECOND / 1e6:g} MB count as a second.",
+            f"One report of {figures['users']:,} users on {figures['counters']:,} counters, noise by "
+            f"{figures['noise']} of a deviation of {figures['noise_sd']:,.1f} on each; "
+            f"{BYTES_PER_SECOND / 1e6:g} MB count as a second.",
             *rows,
             f"Cheaper: {figures['cheaper']}. "
             + ("Sums are so for any number of users." if after is None else f"Tags are so from {after:,} users on."),

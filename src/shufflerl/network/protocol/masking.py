@@ -20,9 +20,18 @@ from shufflerl.network.protocol import wire
 #: Counters modulo 2^16 or 2^32.
 Words = NDArray[np.unsignedinteger]
 
-# What all that honest users do stays below but with probability exp(-35); `agreement.overflow` says what that costs.
-_EXPONENT = 35.0
-OVERFLOW = math.exp(-_EXPONENT)
+# What all that honest users do stays below but with probability exp(-35); `Source.lost_noise` says what that costs.
+EXPONENT = 35.0
+OVERFLOW = math.exp(-EXPONENT)
+
+
+def overflow(epsilon: float) -> float:
+    """What delta grows by as noise may not fit into a report.
+
+    If two batches are (epsilon, delta)-indistinguishable but for an event of probability p in either, they are so with
+    delta + p + e^epsilon p.
+    """
+    return (1 + math.exp(min(epsilon, 700.0))) * OVERFLOW
 
 
 def max_poisson(mean: float, cases: float) -> int:
@@ -30,7 +39,7 @@ def max_poisson(mean: float, cases: float) -> int:
 
     By Chernoff: P(count >= x) <= exp(-(x ln(x/mean) - x + mean)) for x above the mean, where the exponent grows with x.
     """
-    exponent = _EXPONENT + math.log(cases)
+    exponent = EXPONENT + math.log(cases)
     low = math.ceil(mean)
     high = math.ceil(mean + exponent / 3 + math.sqrt(exponent**2 / 9 + 2 * exponent * mean)) + 1  # by Bernstein
     rare = bisect.bisect_left(
@@ -39,24 +48,24 @@ def max_poisson(mean: float, cases: float) -> int:
     return low + rare - 1
 
 
-def max_count(users: int, noise_mean: float, counters: int) -> int:
-    """What no counter of an honest batch exceeds: each user raises it once at most, the rest is noise."""
-    return users + max_poisson(noise_mean, counters)
+def word_bytes(low: int, high: int) -> int:
+    """Bytes of a counter in a masked vector, 2 or 4: honest sums, from `low` to `high`, take at most half of the range.
 
-
-def word_bytes(users: int, noise_mean: float, counters: int) -> int:
-    """Bytes of a counter in a masked vector, 2 or 4: an honest sum takes at most half of their range.
-
-    It then cannot wrap, and the other half, negative numbers among it, shows that somebody was not honest.
+    They then cannot wrap, and the other half shows that somebody was not honest.
     """
-    largest = max_count(users, noise_mean, counters)
     for size in (2, 4):
-        if largest < 2 ** (8 * size - 1):
+        if high - low < 2 ** (8 * size - 1):
             return size
     raise InvalidInputError(
-        f"A counter of {users:,} users with noise of mean {noise_mean:g} may reach {largest:,}; masked sums end at "
-        "2^31. Send tags, or ask fewer users at once."
+        f"A counter of the batch may reach {high:,} with its noise; masked sums end at 2^31. Send tags, or ask fewer "
+        "users at once."
     )
+
+
+def signed(counts: Words, low: int) -> NDArray[np.int64]:
+    """Counters modulo their range as the numbers from `low` on that they stand for."""
+    size = counts.dtype.type
+    return (counts - size(low % 2 ** (8 * counts.itemsize))).astype(np.int64) + low
 
 
 def words(data: bytes | memoryview, size: int) -> Words:

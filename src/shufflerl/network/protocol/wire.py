@@ -6,15 +6,17 @@ What is signed travels as the very bytes that were signed. `docs/wire.md` has ev
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from shufflerl.errors import ShuffleRLError
+from shufflerl.errors import ContractError, ShuffleRLError
 
-VERSION = 1
-MEDIA_TYPE = "application/vnd.shufflerl.v1+msgpack"
+VERSION = 2
+MEDIA_TYPE = f"application/vnd.shufflerl.v{VERSION}+msgpack"
 
 #: Random bytes that name a run.
 TASK_BYTES = 16
@@ -24,12 +26,13 @@ NONCE_BYTES = 16
 TOKEN_BYTES = NONCE_BYTES + 64
 #: A tag in clear: a counter's number, big-endian. All tags are equally long, so that their length tells nothing.
 TAG_BYTES = 4
-#: The tag that names no counter: with these every report is as long as any other of its batch.
+#: The tag that names no counter: where users add noise, with these every report is as long as any other of its batch.
 PADDING = 2 ** (8 * TAG_BYTES) - 1
 #: A sealed tag: HPKE's encapsulated key (32), the tag, and the authentication code (16).
 SEALED_TAG_BYTES = 32 + TAG_BYTES + 16
-#: Sealed tags per chunk of a release.
+#: Sealed tags per chunk of a release, in sections: the number of a group, how many tags of it follow, and these.
 CHUNK_TAGS = 16_384
+SECTION = struct.Struct(">II")
 #: What a masked vector's stream is made from: a key of AES-128 and the first block of its counter.
 SEED_BYTES = 16 + 16
 #: A sealed seed: HPKE's encapsulated key (32), the seed, and the authentication code (16).
@@ -70,13 +73,53 @@ class Transport(StrEnum):
     sums = "sums"
 
 
+class _Law(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="law"):
+    """The law of noise on one counter."""
+
+
+class Poisson(_Law, frozen=True, kw_only=True, tag="poisson"):
+    """Poisson counts."""
+
+    mean: float
+
+
+class Laplace(_Law, frozen=True, kw_only=True, tag="laplace"):
+    """Whole numbers z of probability in proportion to exp(-|z|/scale)."""
+
+    scale: float
+
+
+class TruncatedLaplace(_Law, frozen=True, kw_only=True, tag="truncated laplace"):
+    """The same given that |z| <= shift, with the shift added: from 0 to 2*shift."""
+
+    scale: float
+    shift: Positive
+
+
+class _NoiseBy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="by"):
+    """Who adds the noise of a batch, and of which law."""
+
+
+class NoiseByUsers(_NoiseBy, frozen=True, kw_only=True, tag="users"):
+    """`mean` is that of all users' noise tags on one counter together; each adds 1/users of it."""
+
+    mean: float
+
+
+class NoiseByServers(_NoiseBy, frozen=True, kw_only=True, tag="servers"):
+    """The shuffler adds `dummies` to every counter, the coordinator its `own` noise to the counts it has opened."""
+
+    dummies: Poisson | TruncatedLaplace
+    own: Poisson | Laplace
+
+
 class Announcement(Message, frozen=True, kw_only=True):
     """A batch the coordinator asks for; signed by it, relayed by the shuffler, checked by every node.
 
-    `noise_mean` is the mean of all `users`' noise tags on one counter together, each adds 1/users of it. `policies` are
-    actions[m, h, x] as little-endian 16-bit numbers, `support` the possible transitions[h, x, a, x'] as packed bits.
-    `tag_key` is the coordinator's HPKE key for this batch. `attempt` grows when the batch came to nothing and is asked
-    again. Of masked vectors up to `excludable` may be left out of the sum, and their noise with them.
+    `policies` are actions[m, h, x] as little-endian 16-bit numbers, `support` the possible transitions[h, x, a, x'] as
+    packed bits. `tag_key` is the coordinator's HPKE key for this batch. `attempt` grows when the batch came to nothing
+    and is asked again. Of masked vectors up to `excludable` may be left out of the sum, and with them the noise that
+    their users added.
     """
 
     task: TaskId
@@ -91,7 +134,7 @@ class Announcement(Message, frozen=True, kw_only=True):
     support: bytes | None
     policies: bytes
     weights: list[float]
-    noise_mean: float
+    noise: NoiseByUsers | NoiseByServers
     tag_key: Key
     transport: Transport
     excludable: Number
@@ -322,6 +365,20 @@ def decode(kind: type[AnyMessage], data: bytes) -> AnyMessage:
                 f"This is a {kind.__name__} of version {version}; version {VERSION} is spoken here. Update the older.",
             ) from None
         raise ProblemError(Reason.malformed, f"This is not a {kind.__name__} of version {VERSION}: {reason}.") from None
+
+
+def sections(chunk: bytes) -> Iterator[tuple[int, memoryview]]:
+    """The sections of a chunk of a release: the number of a group and sealed tags of it."""
+    rest = memoryview(chunk)
+    while rest:
+        if len(rest) < SECTION.size:
+            raise ContractError("A chunk of a release ends within the head of a section. Is this its shuffler?")
+        group, count = SECTION.unpack_from(rest)
+        rest, size = rest[SECTION.size :], count * SEALED_TAG_BYTES
+        if len(rest) < size:
+            raise ContractError("A chunk of a release ends within a section. Is this its shuffler?")
+        yield group, rest[:size]
+        rest = rest[size:]
 
 
 def task_from_text(text: str) -> bytes:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable
+from concurrent.futures import BrokenExecutor
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -16,15 +18,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from shufflerl.errors import StorageError
 from shufflerl.network import logs
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.wire import Outcome, Outcomes, ProblemError, Reason, Report, Signed, Upload
+from shufflerl.network.shuffler import dummies
 from shufflerl.network.shuffler.shuffler import Shuffler
 from shufflerl.network.stores.commits import GroupCommit
 from shufflerl.network.stores.store import Store
 from shufflerl.network.web import http, openapi
 from shufflerl.network.web.owner import Owner
 from shufflerl.network.web.watching import Watching
+from shufflerl.network.workers import pool
 
 #: Uploads that may wait for the disk; more are sent away to try again.
 MAX_QUEUED = 20_000
@@ -39,7 +44,7 @@ MAX_COMMAND = 64 * 2**20
 class ShufflerServer:
     """Answers requests about one `Shuffler`."""
 
-    def __init__(self, shuffler: Shuffler, store: Store, *, max_body: int = 32 * 2**20) -> None:
+    def __init__(self, shuffler: Shuffler, store: Store, *, max_body: int = 32 * 2**20, workers: int = 1) -> None:
         self._shuffler = shuffler
         self._store = store
         self._max_body = max_body
@@ -47,6 +52,8 @@ class ShufflerServer:
         self._uploads = GroupCommit(self._commit)
         self._queued_bytes = 0
         self._wake = asyncio.Event()
+        self._announced = asyncio.Event()
+        self._workers, self._sealers = workers, pool(workers)  # processes begin when there is something to seal
         self._started = time.time()
         self._watching = Watching("shuffler.html", self._look)
         self._registry = CollectorRegistry()
@@ -73,17 +80,52 @@ class ShufflerServer:
             Route("/openapi.json", lambda _: http.as_json(openapi.SHUFFLER)),
             *self._watching.routes,
         ]
-        app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._tick, self._store.close))
+        app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._work, self._store.close))
         app.state.watching = self._watching
         http.answers_problems(app, "shuffler")
         return app
+
+    async def _work(self) -> None:
+        """Bring batches on, and seal dummies in other processes, so that uploads need not wait for it."""
+        try:
+            await asyncio.gather(self._tick(), *(self._seal() for _ in range(self._workers)))
+        finally:
+            self._sealers.shutdown(cancel_futures=True)
+
+    async def _seal(self) -> None:
+        """Seal the dummies of announced batches, slice by slice; what goes wrong is tried again."""
+        while True:
+            try:
+                while await self._seal_slice():
+                    pass
+                self._wake.set()  # a full batch may have waited for its dummies
+            except BrokenExecutor:
+                logs.log.warning("a process that seals dummies has died; others are started")
+                self._sealers = pool(self._workers)
+            except StorageError:
+                pass  # `trouble` tells it
+            except Exception:  # nor may this end in silence: no batch would be released any more
+                logs.log.exception("dummies could not be sealed")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._announced.wait(), TICK)
+            self._announced.clear()
+
+    async def _seal_slice(self) -> bool:
+        """Seal one slice; says if there was one to seal."""
+        job = await self._owner.run(self._shuffler.next_dummies)
+        if job is None:
+            return False
+        id, payload, number = job
+        tags = await asyncio.get_running_loop().run_in_executor(self._sealers, dummies.sealed, payload, number)
+        await self._owner.run(self._shuffler.add_dummies, id, number, tags)
+        return True
 
     async def _tick(self) -> None:
         """Release full batches at once and look after overdue ones; disk trouble is tried again."""
         trouble: str | None = None
         while True:
             try:
-                await self._owner.run(self._shuffler.advance)
+                await self._owner.run(partial(self._shuffler.advance, seal=False))
             except Exception:  # `trouble` tells it; a shuffler that has stopped mixing in silence would be worse
                 logs.log.exception("a look at the batches failed")
             if self._shuffler.trouble != trouble:
@@ -138,6 +180,7 @@ class ShufflerServer:
 
     async def _announce(self, request: Request) -> Response:
         status = await self._owner.run(self._shuffler.announce, await _signed(request))
+        self._announced.set()
         logs.event("announced", batch=status.batch, attempt=status.attempt, users=status.users, state=status.state)
         return http.as_json(status)
 

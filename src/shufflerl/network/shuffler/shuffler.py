@@ -1,18 +1,20 @@
 """The shuffler without sockets: a state machine over a store, a clock and keys.
 
 It knows where a report came from and when, and cannot read it: tags are sealed to the coordinator. It hands the
-coordinator all tags of a batch at once, in a uniformly random order, and nothing else about any report.
+coordinator all tags of a batch at once, each group's in a uniformly random order, and nothing else about any report.
+Where the servers add the noise its dummies are among them; they are sealed while the batch fills (see `dummies`).
 
 A batch is `open` until exactly `users` valid reports are in, then `sealed`: membership is frozen. Its envelopes are
 opened, all tags permuted with the operating system's random source and stored as the release, and in the same
-transaction reports and key are deleted: `released`. Once the coordinator says that it has learned from the release,
-that is deleted too: `scrubbed`, or `finished` if it was the run's last. A batch that does not fill in time is given
-more, or `aborted`; never released short.
+transaction reports, dummies and key are deleted: `released`. Once the coordinator says that it has learned from the
+release, that is deleted too: `scrubbed`, or `finished` if it was the run's last. A batch that does not fill in time is
+given more, or `aborted`; never released short.
 Masked vectors are not permuted but added up; see `summing`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections import Counter
@@ -44,7 +46,7 @@ from shufflerl.network.protocol.wire import (
     Transport,
     Verdict,
 )
-from shufflerl.network.shuffler import mixing, summing
+from shufflerl.network.shuffler import dummies, mixing, summing
 from shufflerl.network.stores.store import BatchId, BatchRow, Store
 
 #: Seconds after an upload that could not be stored until another may be tried.
@@ -55,20 +57,23 @@ FORGIVING = 30.0
 class Limits:
     """What the shuffler's operator allows.
 
-    `min_batch_size`: the fewest users that are mixed, whoever is excluded. `timeout`: seconds after which a batch that
-    has not filled is given as many again ("extend") or its reports are deleted unread ("abort").
+    `min_batch_size`: the fewest users that are mixed, whoever is excluded. `max_messages`: the longest report;
+    `max_dummies`: how many dummies may be expected of the shuffler for a batch. `timeout`: seconds after which a batch
+    that has not filled is given as many again ("extend") or its reports are deleted unread ("abort").
     """
 
     min_batch_size: int = 100
     max_messages: int = 100_000
     timeout: float = 3600.0
     when_late: Literal["extend", "abort"] = "extend"
+    max_dummies: int = 10_000_000
 
     def __post_init__(self) -> None:
         checks.whole("min_batch_size", self.min_batch_size, least=1)
         checks.whole("max_messages", self.max_messages, least=1)
         checks.real("timeout", self.timeout, above=0)
         checks.choice("when_late", self.when_late, ("extend", "abort"))
+        checks.whole("max_dummies", self.max_dummies, least=0)
 
 
 class Shuffler:
@@ -98,6 +103,7 @@ class Shuffler:
         self._clock = clock
         self._unerased = True
         self._unfinished: set[BatchId] = set()
+        self._missing: dict[BatchId, dict[int, None]] = {}  # slices of dummies not known to be stored, in order
         self._key_of = functools.lru_cache(maxsize=8)(self._load_key)
 
     @property
@@ -179,6 +185,13 @@ class Shuffler:
                 Reason.too_many_messages,
                 f"A report of this batch may have {agreement.max_messages:,} messages; this shuffler takes at most "
                 f"{self._limits.max_messages:,} (max_messages). Ask more users at once, or allow a larger epsilon.",
+            )
+        expected = agreement.source.expected_dummies
+        if agreement.transport == Transport.tags and expected > self._limits.max_dummies:
+            raise ProblemError(
+                Reason.too_many_messages,
+                f"The batch asks for about {expected:,.0f} dummies; this shuffler seals at most "
+                f"{self._limits.max_dummies:,} (max_dummies). Ask for fewer counters, or for masked sums.",
             )
 
     def seeds(self, signed: Signed) -> bytes:
@@ -303,11 +316,46 @@ class Shuffler:
         if not crypto.enrolled(self._enrolment, token) or crypto.report_id(id.task, token) != report.report_id:
             raise ProblemError(Reason.unauthorized, "The token in the envelope was not issued here for this report.")
 
+    # Its own noise.
+
+    def next_dummies(self) -> tuple[BatchId, bytes, int] | None:
+        """A slice of dummies that is not stored yet: its batch, the announcement and its number; None if all are.
+
+        Asked again it tells another, and comes back to this one if that is never added.
+        """
+        for batch in self._store.unfinished():
+            missing = self._missing_dummies(batch)
+            while missing:
+                number = next(iter(missing))
+                del missing[number]
+                if self._store.kept(batch.id, dummies.name(number)) is None:  # else another process was faster
+                    missing[number] = None
+                    return batch.id, wire.decode(Signed, batch.announcement).payload, number
+        return None
+
+    def add_dummies(self, id: BatchId, number: int, tags: bytes) -> None:
+        """Store a slice of dummies; the first that is stored stands. Of a batch that is over they are thrown away."""
+        with contextlib.suppress(ContractError):
+            dummies.keep(self._store, id, number, tags)
+        self._missing.get(id, {}).pop(number, None)
+
+    def seal_dummies(self) -> None:
+        """Seal all dummies that are missing, here and now."""
+        while (job := self.next_dummies()) is not None:
+            id, payload, number = job
+            self.add_dummies(id, number, dummies.sealed(payload, number))
+
+    def _missing_dummies(self, batch: BatchRow) -> dict[int, None]:
+        if batch.id not in self._missing:
+            self._missing[batch.id] = dict.fromkeys(dummies.missing(self._store, batch.id, self._meaning(batch)))
+        return self._missing[batch.id]
+
     # What time and full batches ask.
 
-    def advance(self) -> bool:
+    def advance(self, *, seal: bool = True) -> bool:
         """Release what is sealed, extend or abort what is overdue. Safe to call at any time; says if all went well.
 
+        A batch is released once its dummies are stored: they are sealed here, unless somebody else does that.
         Trouble with the disk is told by `trouble` and tried again at the next call.
         """
         if self._unstored is not None and self._clock() - self._unstored_at > FORGIVING:
@@ -319,7 +367,10 @@ class Shuffler:
             unfinished = self._store.unfinished()
             if {batch.id for batch in unfinished} != self._unfinished:
                 self._unfinished = {batch.id for batch in unfinished}
+                self._missing = {id: left for id, left in self._missing.items() if id in self._unfinished}
                 self._key_of.cache_clear()
+            if seal and any(batch.state == State.sealed for batch in unfinished):
+                self.seal_dummies()
             for batch in unfinished:
                 if batch.state == State.sealed:
                     sealed = self._sealed.setdefault(batch.id, self._clock())
@@ -350,6 +401,8 @@ class Shuffler:
     def _release(self, batch: BatchRow) -> bool:
         """Bring a sealed batch on, by a transport of its own; says if it is released."""
         agreement = self._meaning(batch)
+        if self._missing_dummies(batch):
+            return False
         bring_on = summing.released if agreement.transport == Transport.sums else mixing.mixed
         key = self._key_of(batch.id)
         try:

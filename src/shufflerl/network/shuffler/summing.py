@@ -1,11 +1,12 @@
 """What the shuffler does with masked vectors: it hands over their sealed seeds in random order, and adds up the rest.
 
-Between sealing and release a batch passes three partial results, each kept once and found again after a crash:
+Between sealing and release a batch passes these partial results, each kept once and found again after a crash:
 
 - `order`: a random key, by which reports are put in a random order that says nothing of who sent which; in this order
   the sealed seeds are offered to the coordinator, `seeds 0`, `seeds 1`, ...;
 - `exclusion`: which of them the coordinator cannot open. The first stands: two sums of different reports would give the
   difference away. More than the announcement allows are never summed: the batch is released empty;
+- `noise`: what the shuffler adds itself, where the servers add the noise; see `dummies`;
 - `sum 0`, `sum 1`, ...: sums of slices with the ids of their reports, so that no report is added twice, in whatever
   order the store hands them out and whichever process goes on.
 
@@ -27,7 +28,7 @@ from shufflerl.network import faults
 from shufflerl.network.protocol import masking, wire
 from shufflerl.network.protocol.agreement import Agreement
 from shufflerl.network.protocol.wire import ProblemError, Reason
-from shufflerl.network.shuffler import mixing
+from shufflerl.network.shuffler import dummies, mixing
 from shufflerl.network.stores.store import BatchId, BatchRow, Store
 
 #: Reports per slice whose sum is kept: a crash costs the work of one slice.
@@ -56,7 +57,7 @@ def released(store: Store, batch: BatchRow, agreement: Agreement, key: X25519Pri
     while total is None:
         total = _summed(store, id, agreement, key, excluded)
     faults.reached("sum")
-    data = total.tobytes()
+    data = (total + dummies.added(store, id, agreement)).tobytes()
     return [data[start : start + wire.CHUNK_BYTES] for start in range(0, len(data), wire.CHUNK_BYTES)]
 
 
@@ -122,7 +123,7 @@ def _summed(
     store: Store, id: BatchId, agreement: Agreement, key: X25519PrivateKey, excluded: set[bytes]
 ) -> masking.Words | None:
     """The sum of all vectors but the excluded; None if another process kept a slice first, whose sum then counts."""
-    counters, size = agreement.protocol.query.size, agreement.word_bytes
+    counters, size = agreement.query.size, agreement.word_bytes
     total, done, number = masking.zeros(counters, size), set(excluded), 0
     while (part := store.kept(id, f"sum {number}")) is not None:
         reports, vector = part[: -counters * size], part[-counters * size :]

@@ -200,7 +200,7 @@ class NatsStore(Store):
         return self._broker.run(self._keep(id, name, value))
 
     async def _keep(self, id: BatchId, name: str, value: bytes) -> bytes:
-        row = await self._sealed(id, "has partial results")
+        row = await self._unfinished_row(id)
         subject = f"{row.reports}.part.{name.encode().hex()}"
         try:
             await self._broker.put(subject, value, after=0, over=lambda: self._rows.over(id))
@@ -211,15 +211,17 @@ class NatsStore(Store):
                 return there
         except GoneError:
             pass
-        await self._sealed(id, "has partial results")
+        await self._unfinished_row(id)
         raise StorageError(f"A partial result of batch {id.number} could not be read back; it is tried again.")
 
-    async def _sealed(self, id: BatchId, what: str) -> Row:
+    async def _unfinished_row(self, id: BatchId) -> Row:
         row = await self._rows.get(id)
-        state = (await self._shown(id, row)).state
-        if state != State.sealed:
-            raise ContractError(f"Batch {id.number} is {state}; only a sealed batch {what}.")
+        if row.over:
+            raise ContractError(f"Batch {id.number} is {row.state}; only an unfinished one has partial results.")
         return row
+
+    async def _state(self, id: BatchId) -> State:
+        return (await self._shown(id, await self._rows.get(id))).state
 
     def kept(self, id: BatchId, name: str) -> bytes | None:
         """See `Store`."""
@@ -227,12 +229,11 @@ class NatsStore(Store):
 
     def release(self, id: BatchId, chunks: Iterable[bytes]) -> None:
         """See `Store`."""
-        try:
-            self._broker.run(self._sealed(id, "is released"))
-        except ContractError:
-            if self._broker.run(self._rows.get(id)).state in RELEASED:
-                return
-            raise
+        state = self._broker.run(self._state(id))
+        if state in RELEASED:
+            return
+        if state != State.sealed:
+            raise ContractError(f"Batch {id.number} is {state}; only a sealed batch is released.")
         stream, count = self._broker.run(self._new_stream(id)), 0
         try:
             for count, chunk in enumerate(chunks, 1):
@@ -290,7 +291,7 @@ class NatsStore(Store):
     async def _scrub(self, id: BatchId, final: State) -> None:
         row = await self._ended(id)
         if row.state not in RELEASED:
-            state = (await self._shown(id, row)).state
+            state = await self._state(id)
             raise ContractError(f"Batch {id.number} is {state}; only a released batch is scrubbed.")
         faults.reached("scrub")
         row = await self._rows.change(

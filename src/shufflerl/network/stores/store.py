@@ -90,9 +90,9 @@ class Store(ABC):
 
     @abstractmethod
     def keep(self, id: BatchId, name: str, value: bytes) -> bytes:
-        """Store a partial result of a sealed batch; the first under a name stands, and is returned.
+        """Store a partial result of an open or sealed batch; the first under a name stands, and is returned.
 
-        Partial results go with the reports: they are deleted when the batch is released.
+        Partial results go with the reports: they are deleted when the batch is released or aborted.
         """
 
     @abstractmethod
@@ -243,8 +243,8 @@ class SQLiteStore(Store):
         """See `Store`."""
         with self._stored():
             batch = self._known(id)
-            if batch.state != State.sealed:
-                raise ContractError(f"Batch {id.number} is {batch.state}; only a sealed batch has partial results.")
+            if batch.state not in (State.open, State.sealed):
+                raise ContractError(f"Batch {id.number} is {batch.state}; only an unfinished one has partial results.")
             if (there := self.kept(id, name)) is not None:
                 return there
             self._db.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?)", (*_args(id), name, value))
