@@ -7,6 +7,7 @@ from typing import Any
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Problem
 from shufflerl.registry import Entry, Registry
+from shufflerl.returns import ReturnProblem
 from shufflerl.seeding import Seed
 
 LEARNERS = Registry(
@@ -22,7 +23,7 @@ LEARNERS = Registry(
 )
 
 
-def make(name: str, problem: Problem, seed: Seed, **parameters: Any) -> Learner:
+def make(name: str, problem: Problem | ReturnProblem, seed: Seed, **parameters: Any) -> Learner:
     """The learner of that name for a problem, with its own stream of random numbers.
 
     "module:MyLearner" is a name too.
