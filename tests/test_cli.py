@@ -175,7 +175,7 @@ def test_calibrate(call: Call) -> None:
     code, text = call("calibrate", "--epsilon", "1", "--delta", "1e-5", "--horizon", "6", "--json")
     assert code == 0
     figures = json.loads(text)
-    keys = {"epsilon", "delta", "changed_counters", "lambda", "noise_sd", "messages_per_user"}
+    keys = {"epsilon", "delta", "changed_counters", "lambda", "noise_sd", "messages_per_user", "law"}
     assert set(figures) == keys | {"true_epsilon", "paper"}
     assert set(figures["paper"]) == keys | {"true_epsilon"}
     code, text = call("calibrate", "--epsilon", "1")
@@ -183,6 +183,21 @@ def test_calibrate(call: Call) -> None:
     rows = {line[:20].strip(): line[20:].split() for line in text.splitlines()}
     assert rows["budget epsilon"] == ["1", "1"]
     assert rows["true epsilon"] == ["1", "0.03722"]
+
+
+def test_noise_by_the_servers_is_calibrated_and_certified(call: Call) -> None:
+    servers = ("--noise", "servers", "--horizon", "1")
+    code, text = call("calibrate", "--epsilon", "1", *servers, "--json")
+    assert code == 0
+    figures = json.loads(text)
+    assert figures["law"] == "discrete laplace"
+    assert figures["messages_per_user"] == 1
+    assert figures["noise_sd"] <= 4
+    code, text = call("certify", "--scale", "2", "--shift", "24", *servers)
+    assert code == 0
+    assert text.startswith("(1, 1e-05)-differential privacy in the shuffle model")
+    assert "separate servers" in text
+    assert call("certify", *servers)[0] != 0
 
 
 @pytest.mark.parametrize("epsilon", ["0.1", "0.3", "1", "2.5"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,19 @@ from scipy import stats
 
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, NoNoise, PoissonNoise, UnaryNoise, reach
+from shufflerl.noise import (
+    BinomialNoise,
+    DiscreteLaplace,
+    GaussianNoise,
+    Noise,
+    NoiseSum,
+    NoNoise,
+    Part,
+    PoissonNoise,
+    TruncatedLaplace,
+    UnaryNoise,
+    reach,
+)
 
 Lattice = PoissonNoise | BinomialNoise
 
@@ -29,14 +42,26 @@ LAWS: list[Noise] = [
     BinomialNoise(10**17, 1e-14),
     GaussianNoise(2.5),
     UnaryNoise(40, 4, 0.2113),
+    DiscreteLaplace(0.4),
+    DiscreteLaplace(16.7),
+    DiscreteLaplace(1e12),
+    TruncatedLaplace(2.0, 5),
+    TruncatedLaplace(4.0, 45),
+    TruncatedLaplace(1e9, 10**10),
+    NoiseSum((PoissonNoise(7.3), DiscreteLaplace(2.0))),
+    NoiseSum((TruncatedLaplace(2.0, 23), DiscreteLaplace(2.0))),
+    NoiseSum((PoissonNoise(1e6), PoissonNoise(1e6))),
 ]
 
 MEANS = st.floats(0.05, 300.0)
 FAILURES = st.floats(-15, -0.1).map(lambda exponent: 10**exponent)
 
 
-def pmf(law: Lattice) -> FloatArray:
+def pmf(law: Lattice | TruncatedLaplace) -> FloatArray:
     """Probabilities of 0, 1, 2, ... by the textbook formula, far into the tail."""
+    if isinstance(law, TruncatedLaplace):
+        weights = [math.exp(-abs(z) / law.scale) for z in range(-law.shift, law.shift + 1)]
+        return np.array(weights) / math.fsum(weights)
     if isinstance(law, PoissonNoise):
         counts = range(math.ceil(law.mean + reach(law.variance, 1e-40)) + 20)
         logs = [q * math.log(law.mean) - law.mean - math.lgamma(q + 1) for q in counts]
@@ -46,7 +71,7 @@ def pmf(law: Lattice) -> FloatArray:
     return np.array([float(mass) for mass in exact])
 
 
-def outside(law: Lattice, distance: float) -> float:
+def outside(law: Lattice | TruncatedLaplace, distance: float) -> float:
     """P(|noise| > distance), summed from the smallest term up."""
     masses = pmf(law)
     noise = np.arange(len(masses)) - law.mean
@@ -60,7 +85,7 @@ def test_all_laws_share_the_interface() -> None:
         assert law.repeated(3).variance == pytest.approx(3 * law.variance, rel=1e-14)
         assert law.cdf([[0.0, 1.0, 2.0]]).shape == (1, 3)
         assert law.cdf(-20 * law.sd - 60) < 1e-9
-        assert law.cdf(20 * law.sd + 60) == pytest.approx(1.0, abs=1e-14)
+        assert law.cdf(30 * law.sd + 60) == pytest.approx(1.0, abs=1e-14)
         assert (np.diff(law.cdf(np.linspace(-6 * law.sd - 1, 6 * law.sd + 1, 401))) >= 0).all()
 
 
@@ -141,7 +166,66 @@ def test_binomial_bound_is_the_smallest_that_holds(trials: int, probability: flo
     assert_smallest(BinomialNoise(trials, probability), failure)
 
 
-def assert_smallest(law: Lattice, failure: float) -> None:
+@settings(deadline=None)
+@given(scale=st.floats(0.05, 40), scales=st.floats(1, 30), failure=FAILURES)
+def test_bounds_of_laplace_laws_are_the_smallest_that_hold(scale: float, scales: float, failure: float) -> None:
+    assert_smallest(TruncatedLaplace(scale, math.ceil(scale * scales)), failure)
+    bound, p = DiscreteLaplace(scale).bound(failure), math.exp(-1 / scale)
+    assert 2 * p ** (bound + 1) / (1 + p) <= failure * (1 + 1e-9)
+    assert bound == 0 or 2 * p**bound / (1 + p) > failure * (1 - 1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(scale=st.floats(0.1, 60), scales=st.floats(1, 40))
+def test_laplace_laws_are_exact(scale: float, scales: float) -> None:
+    """Mean, variance and distribution function, from the probabilities summed one by one."""
+    cut = TruncatedLaplace(scale, math.ceil(scale * scales))
+    whole = TruncatedLaplace(scale, math.ceil(scale * 45))  # 1e-19 is left
+    for law, same in ((cut, cut), (DiscreteLaplace(scale), whole)):
+        masses, noise = pmf(same), np.arange(-same.shift, same.shift + 1, dtype=np.float64)
+        assert law.variance == pytest.approx(float(noise**2 @ masses), rel=1e-12)
+        np.testing.assert_allclose(law.cdf(noise), np.cumsum(masses), rtol=1e-9, atol=1e-19)
+        np.testing.assert_array_equal(law.cdf(noise + 0.4), law.cdf(noise))
+        tails = law._tails(np.asarray(noise + law.mean))[1]
+        np.testing.assert_allclose(tails[:-1], np.cumsum(masses[::-1])[-2::-1], rtol=1e-9, atol=1e-18)
+    assert cut.cdf(-cut.shift - 0.1) == 0.0
+    assert cut.cdf(cut.shift) == 1.0
+
+
+SUMS: list[tuple[Part, ...]] = [
+    (PoissonNoise(3.7), PoissonNoise(12.25)),
+    (PoissonNoise(9.5), TruncatedLaplace(1.3, 9)),
+    (TruncatedLaplace(2.0, 23), TruncatedLaplace(2.0, 60)),
+    (BinomialNoise(40, 0.3), PoissonNoise(0.4), TruncatedLaplace(0.4, 5)),
+]
+
+
+@pytest.mark.parametrize("parts", SUMS, ids=str)
+def test_a_sum_is_the_convolution_of_its_parts(parts: tuple[Part, ...]) -> None:
+    law, masses = NoiseSum(parts), np.ones(1)
+    for part in parts:
+        assert not isinstance(part, DiscreteLaplace)
+        masses = np.convolve(masses, pmf(part))
+    noise = np.arange(len(masses)) - law.mean
+    assert law.mean == pytest.approx(sum(part.mean for part in parts), rel=1e-14)
+    assert law.variance == pytest.approx(float(noise**2 @ masses), rel=1e-10)
+    np.testing.assert_allclose(law.cdf(noise), np.cumsum(masses), rtol=1e-9, atol=2e-17)
+    for failure in (0.3, 0.05, 1e-6, 1e-12):
+        bound = law.bound(failure)
+        assert math.fsum(masses[np.abs(noise) > bound + 1e-9]) <= failure
+        assert math.fsum(masses[np.abs(noise) > bound - 1e-6]) > failure * (1 - 1e-5)
+
+
+def test_a_wide_sum_is_known_to_a_fraction_of_its_deviation() -> None:
+    """The sum of Poisson counts is Poisson: the bound holds, and is hardly larger."""
+    law, exact = NoiseSum((PoissonNoise(3e6), PoissonNoise(1e6))), PoissonNoise(4e6)
+    distances = law.sd * np.linspace(-5, 5, 41)
+    np.testing.assert_allclose(law.cdf(distances), exact.cdf(distances), atol=1e-3)
+    for failure in (0.05, 1e-6, 1e-12):
+        assert exact.bound(failure) <= law.bound(failure) <= exact.bound(failure) + law.sd / 100
+
+
+def assert_smallest(law: Lattice | TruncatedLaplace, failure: float) -> None:
     bound = law.bound(failure)
     assert outside(law, bound) <= failure * (1 + 1e-9)
     # Every smaller t has the same mass outside as some smaller distance the noise can take, or no mass inside at all.
@@ -246,12 +330,22 @@ def test_unary_variance_and_bound_hold_for_every_count_by_enumeration(groups: in
             assert bound == pytest.approx(one.weight * reach(users * max(variances) / one.weight**2, failure))
 
 
-@pytest.mark.parametrize("law", [PoissonNoise(1.3), BinomialNoise(5, 0.2)])
-def test_repeated_is_the_sum_of_copies(law: Lattice) -> None:
+@pytest.mark.parametrize("law", [PoissonNoise(1.3), BinomialNoise(5, 0.2), TruncatedLaplace(1.5, 6)])
+def test_repeated_is_the_sum_of_copies(law: Lattice | TruncatedLaplace) -> None:
     masses = pmf(law)
     summed = np.convolve(np.convolve(masses, masses), masses)[:30]
     noise = np.arange(len(summed)) - 3 * law.mean
     np.testing.assert_allclose(law.repeated(3).cdf(noise), np.cumsum(summed), rtol=1e-11)
+
+
+def test_a_table_of_draws_is_that_of_its_rows() -> None:
+    """Noise drawn ahead for many batches is the noise of the batches one by one."""
+    for law in LAWS:
+        if isinstance(law, UnaryNoise):  # drawn from the counts, never ahead
+            continue
+        table = law.sample(np.random.default_rng(2), (4, 7))
+        rng = np.random.default_rng(2)
+        np.testing.assert_array_equal(table, [law.sample(rng, 7) for _ in range(4)])
 
 
 @given(variance=st.floats(1e-6, 1e15), failure=FAILURES)
@@ -283,6 +377,24 @@ def test_bad_means_and_deviations_are_refused(bad: object) -> None:
 def test_bad_binomials_are_refused(trials: object, probability: float) -> None:
     with pytest.raises(InvalidInputError, match=r"trials|probability"):
         BinomialNoise(trials, probability)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, 0.01, math.inf, math.nan, "one", 1e16])
+def test_bad_scales_are_refused(scale: Any) -> None:
+    with pytest.raises(InvalidInputError, match="scale of the noise"):
+        DiscreteLaplace(scale)
+    with pytest.raises(InvalidInputError, match="scale of the noise"):
+        TruncatedLaplace(scale, 10)
+
+
+def test_cuts_that_leave_no_law_and_sums_of_nothing_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="shift of at least the scale"):
+        TruncatedLaplace(3.5, 3)
+    with pytest.raises(InvalidInputError, match="shift"):
+        TruncatedLaplace(0.5, 0)
+    for parts in ((), (GaussianNoise(1.0),), (NoNoise(), PoissonNoise(1.0))):
+        with pytest.raises(InvalidInputError, match="parts of the noise"):
+            NoiseSum(parts)  # type: ignore[arg-type]
 
 
 def test_bad_failures_and_times_are_refused() -> None:

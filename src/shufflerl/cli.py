@@ -162,6 +162,18 @@ for command in (commands.sweep, commands.compare, commands.reproduce, *network_c
 Horizon = Annotated[int, typer.Option(help="Steps in an episode, H.")]
 Delta = Annotated[float, typer.Option(help=DELTA_HELP)]
 Gamma = Annotated[float, typer.Option(help="Fraction of users assumed to add their noise, in (0, 1].")]
+
+
+class NoiseSource(StrEnum):
+    """Who adds the noise."""
+
+    users = "users"
+    servers = "servers"
+
+
+Source = Annotated[
+    NoiseSource, typer.Option("--noise", help="Who adds it: all users together, or each server enough alone.")
+]
 States = Annotated[int, typer.Option(help="Number of states, X.")]
 Actions = Annotated[int, typer.Option(help="Number of actions, A.")]
 
@@ -175,13 +187,16 @@ def calibrate(
     actions: Actions = 2,
     users: Annotated[int, typer.Option(help="Users in a batch; only the number of messages depends on it.")] = 1000,
     gamma: Gamma = 1.0,
+    noise: Source = NoiseSource.users,
     as_json: AsJson = False,
 ) -> None:
     """Say how much noise a budget needs, by exact accounting and by the paper's constants."""
     from shufflerl.privacy.certificate import at_most
     from shufflerl.privacy.sizing import size_up
 
-    figures = size_up(epsilon, delta, horizon=horizon, states=states, actions=actions, users=users, gamma=gamma)
+    figures = size_up(
+        epsilon, delta, horizon=horizon, states=states, actions=actions, users=users, gamma=gamma, noise=noise
+    )
     if as_json:
         typer.echo(to_json(figures))
         return
@@ -191,13 +206,14 @@ def calibrate(
     table = Table("", "exact accounting", "the paper's constants", box=None, pad_edge=False)
     paper: dict[str, Any] = figures["paper"]
     table.add_row("[bold]budget epsilon[/]", *[at_most(figures["epsilon"])] * 2)
-    rows: dict[str, tuple[str, Callable[[float], str]]] = {
+    rows: dict[str, tuple[str, Callable[[Any], str]]] = {
         "true_epsilon": ("true epsilon", at_most),
         "delta": ("delta", "{:g}".format),
         "changed_counters": ("counters a replaced user changes", "{:,}".format),
         # Rounded up: who announces what is printed keeps to the budget.
         "lambda": ("noise tags per counter (lambda)", lambda mean: f"{math.ceil(10 * mean) / 10:,.1f}"),
         "noise_sd": ("noise standard deviation", "{:,.1f}".format),
+        "law": ("law of the noise tags", str),
         "messages_per_user": ("messages per user", "{:,.1f}".format),
     }
     for key, (label, text) in rows.items():
@@ -205,31 +221,45 @@ def calibrate(
     Console().print(table)
 
 
-def _figure(value: float | None, text: Callable[[float], str]) -> str:
+def _figure(value: float | str | None, text: Callable[[Any], str]) -> str:
     if value is None:
         return "beyond what can be drawn"
-    return "none can be certified" if math.isinf(value) else text(value)
+    return "none can be certified" if value == math.inf else text(value)
 
 
 @app.command()
 def certify(
-    poisson_mean: Annotated[float, typer.Option("--lambda", help="Mean number of noise tags per counter and batch.")],
+    poisson_mean: Annotated[
+        float | None, typer.Option("--lambda", help="Mean number of Poisson noise tags per counter and batch.")
+    ] = None,
+    scale: Annotated[float | None, typer.Option(help="Scale of discrete Laplace noise by the servers.")] = None,
+    shift: Annotated[int | None, typer.Option(help="Where its dummies are cut: from 0 to twice this many.")] = None,
     delta: Delta = 1e-5,
     horizon: Horizon = 6,
     gamma: Gamma = 1.0,
+    noise: Source = NoiseSource.users,
     participations: Annotated[int, typer.Option(help="Batches that one user may take part in.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Print the certificate of a given noise in the shuffle model."""
     from shufflerl.privacy.sizing import certificate_of
 
-    certificate = certificate_of(poisson_mean, delta, horizon=horizon, gamma=gamma, participations=participations)
+    certificate = certificate_of(
+        poisson_mean,
+        delta,
+        horizon=horizon,
+        gamma=gamma,
+        participations=participations,
+        noise=noise,
+        scale=scale,
+        shift=shift,
+    )
     if as_json:
         typer.echo(to_json(certificate.as_dict()))
     elif math.isinf(certificate.epsilon):
         typer.echo(
-            f"No epsilon can be certified at delta {delta:g}: with so little noise a counter stays empty, and gives a "
-            "user away, with a higher probability than delta. Use a larger lambda or delta."
+            f"No epsilon can be certified at delta {delta:g}: with so little noise a counter may be as low as it can "
+            "be, which gives a user away, with a higher probability than delta. Use a larger lambda or shift, or delta."
         )
     else:
         typer.echo(str(certificate))

@@ -24,7 +24,17 @@ from shufflerl.estimation import PrivateCounts, consistency, consistent, precisi
 from shufflerl.estimation.consistency import nearest, raised
 from shufflerl.estimation.rows import Terms, chernoff, joint_bound, successors, sums, tail, visit_terms
 from shufflerl.mdp import MDP
-from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, NoNoise, PoissonNoise
+from shufflerl.noise import (
+    BinomialNoise,
+    DiscreteLaplace,
+    GaussianNoise,
+    Noise,
+    NoiseSum,
+    NoNoise,
+    PoissonNoise,
+    TruncatedLaplace,
+    Whole,
+)
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian
 from shufflerl.privatizers.base import Service
@@ -145,6 +155,38 @@ def test_tails_are_never_too_small_and_nearly_exact(law: PoissonNoise | Binomial
         if exact > 1e-6:
             # No more than what lies beyond a distance one cell shorter.
             assert tail(law, terms, distance) <= exact_tail(law, terms, distance - 0.03 * sd) + 2e-9
+
+
+@pytest.mark.parametrize(
+    "law",
+    [TruncatedLaplace(2.0, 60), DiscreteLaplace(0.4), NoiseSum((PoissonNoise(7.3), DiscreteLaplace(1.5)))],
+    ids=repr,
+)
+@pytest.mark.parametrize("terms", [((1, 1.0),), visit_terms(4, rewards=True), visit_terms(3, rewards=False)], ids=str)
+def test_tails_of_servers_noise_are_never_too_small(law: Whole, terms: Terms) -> None:
+    """Each family's sum is a convolution; at a given tail Chernoff's distance is at most a third too long."""
+    sd = law.sd * math.sqrt(sum(copies * weight**2 for copies, weight in terms))
+    errors, masses = np.zeros(1), np.ones(1)
+    for copies, weight in terms:
+        values = np.arange(-30 * law.sd * math.sqrt(copies), 30 * law.sd * math.sqrt(copies))
+        values = np.floor(values) + law.repeated(copies).mean % 1
+        errors = (errors[:, None] + weight * values).ravel()
+        masses = (masses[:, None] * np.diff(law.repeated(copies).cdf(values + 1e-6), prepend=0.0)).ravel()
+
+    def exact(distance: float) -> float:
+        return math.fsum(masses[np.abs(errors) > distance * (1 + 1e-12)])
+
+    for deviations in (0.5, 1.7, 3.1, 4.6, 7.0):
+        assert exact(deviations * sd) <= tail(law, terms, deviations * sd) * (1 + 1e-9) + 1e-15
+    bound = joint_bound(law, {terms: 1}, 1e-6)
+    assert exact(bound) <= 1e-6 < exact(bound / 1.34 - 2)
+
+
+def test_the_sum_of_poisson_noises_is_one() -> None:
+    wanted = {visit_terms(4, rewards=True): 40}
+    assert joint_bound(NoiseSum((PoissonNoise(3.0), PoissonNoise(4.5))), wanted, FAILURE) == joint_bound(
+        PoissonNoise(7.5), wanted, FAILURE
+    )
 
 
 def test_chernoff_takes_over_where_distribution_functions_are_lost_in_rounding() -> None:

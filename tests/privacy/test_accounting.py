@@ -23,14 +23,27 @@ from shufflerl import privatizers
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
 from shufflerl.learners.ucbvi import UCBVI
-from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, NoNoise, PoissonNoise, UnaryNoise
+from shufflerl.noise import (
+    BinomialNoise,
+    DiscreteLaplace,
+    GaussianNoise,
+    Noise,
+    NoNoise,
+    PoissonNoise,
+    TruncatedLaplace,
+    UnaryNoise,
+)
 from shufflerl.privacy import accounting
 from shufflerl.privacy.accounting import (
     NUMERIC_FLOOR,
     Budget,
     PrivacyLoss,
     calibrate,
+    calibrate_central,
+    calibrate_dummies,
     calibrate_gaussian,
+    calibrate_laplace,
+    calibrate_server,
     calibrate_unary,
     paper_noise,
     paper_tau,
@@ -39,14 +52,18 @@ from shufflerl.privacy.accounting import (
 )
 from tests.support.examples import random_mdp
 
-Lattice = PoissonNoise | BinomialNoise
+Lattice = PoissonNoise | BinomialNoise | DiscreteLaplace | TruncatedLaplace
 
 HORIZON, DELTA = 6, 1e-5
 FULL_RELEASE = 4 * HORIZON - 2  # transitions of all but the last layer, rewards of all
 
 
 def pmf(noise: Lattice) -> FloatArray:
-    """Probabilities of 0, 1, 2, ... by SciPy, as far as they matter, and one zero beyond."""
+    """Probabilities of 0, 1, 2, ..., as far as they matter, and one zero beyond; of uncut Laplace noise, moved up."""
+    if isinstance(noise, DiscreteLaplace | TruncatedLaplace):
+        furthest = noise.shift if isinstance(noise, TruncatedLaplace) else math.ceil(60 * noise.scale)
+        weights = np.exp(-np.abs(np.arange(-furthest, furthest + 1)) / noise.scale)
+        return np.append(weights / weights.sum(), 0.0)
     counts = np.arange(math.ceil(noise.mean + 12 * noise.sd + 30))
     if isinstance(noise, PoissonNoise):
         return np.append(stats.poisson.pmf(counts, noise.mean), 0.0)
@@ -112,6 +129,11 @@ SMALL: list[tuple[Lattice, int]] = [
     (BinomialNoise(90, 0.8), 2),
     (PoissonNoise(9.5), 4),
     (BinomialNoise(30, 0.4), 4),
+    (DiscreteLaplace(2.0), 2),
+    (DiscreteLaplace(0.7), 4),
+    (TruncatedLaplace(2.0, 23), 2),
+    (TruncatedLaplace(1.5, 4), 2),
+    (TruncatedLaplace(0.8, 10), 4),
 ]
 
 
@@ -122,7 +144,8 @@ def test_matches_exact_enumeration_and_never_falls_below(noise: Lattice, changed
     truth = true_delta(*transcripts(noise, changed), epsilon)
     assert loss.delta(epsilon) >= truth
     assert loss.delta(epsilon) == pytest.approx(truth, rel=1e-3, abs=1e-14)
-    impossible = 1 - (1 - float(pmf(noise)[0])) ** (changed // 2)
+    first, last = pmf(noise)[[0, -2]]
+    impossible = 1 - ((1 - first) * (1 - last)) ** (changed // 2)
     if epsilon > 0 and truth > max(1.01 * impossible, NUMERIC_FLOOR):  # nearer to them delta says nothing of epsilon
         assert epsilon * (1 - 1e-9) <= loss.epsilon(truth) <= 1.01 * epsilon
 
@@ -239,7 +262,7 @@ def test_no_noise_is_no_privacy() -> None:
     assert privacy_loss(PoissonNoise(1e-3), 22).delta(5.0) > 0.99
 
 
-LOSSES: list[Noise] = [PoissonNoise(50.0), BinomialNoise(300, 0.3), GaussianNoise(7.0)]
+LOSSES: list[Noise] = [PoissonNoise(50.0), BinomialNoise(300, 0.3), GaussianNoise(7.0), TruncatedLaplace(4.0, 90)]
 
 
 @pytest.mark.slow
@@ -276,6 +299,91 @@ def test_more_noise_or_fewer_changes_cost_less(half: int, mean: float, factor: f
     assert delta(mean, 2 * half) <= delta(mean, 2 * half + 2) + slack
     assert delta(mean, 2 * half) <= delta(mean, 2 * half, 2) + slack
     assert delta(mean, 2 * half, 3) == delta(mean, 6 * half)
+
+
+@pytest.mark.parametrize(
+    ("noise", "changed"),
+    [(DiscreteLaplace(3.88), FULL_RELEASE), (TruncatedLaplace(3.88, 60), FULL_RELEASE), (DiscreteLaplace(80.0), 398)],
+    ids=str,
+)
+def test_laplace_losses_are_a_binomial_count(noise: DiscreteLaplace | TruncatedLaplace, changed: int) -> None:
+    """Every counter loses 1/scale up or down, or, at the cut, all: summed with forty digits, never below."""
+    with mpmath.workdps(40):
+        p = mpmath.exp(-1 / mpmath.mpf(noise.scale))
+        cut = mpmath.mpf(0)
+        if isinstance(noise, TruncatedLaplace):
+            weights = [p ** abs(z) for z in range(-noise.shift, noise.shift + 1)]
+            cut = weights[0] / mpmath.fsum(weights)
+        for epsilon in (0.0, 1.0, 3.0, 5.0):
+            truth = 1 - (1 - cut) ** changed
+            for ups in range(changed + 1):
+                loss = (2 * ups - changed) / mpmath.mpf(noise.scale)
+                mass = mpmath.binomial(changed, ups) * p ** (changed - ups) / (1 + p) ** changed * (1 - cut) ** changed
+                truth += mass * max(mpmath.mpf(0), 1 - mpmath.exp(epsilon - loss))
+            stated = privacy_loss(noise, changed).delta(epsilon)
+            assert truth <= stated <= truth * (1 + 1e-9) + 1e-12
+
+
+#: Standard deviations at delta 1e-5, k changed counters: epsilon 0.5, 1 and 5.
+LAPLACE = {2: (5.64, 2.80, 0.44), 4: (11.3, 5.64, 1.06), 8: (22.6, 11.3, 2.23), 12: (31.9, 16.6, 3.37)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "epsilon", "sd"),
+    [(k, epsilon, sd) for k, row in LAPLACE.items() for epsilon, sd in zip((0.5, 1.0, 5.0), row, strict=True)],
+)
+def test_servers_draw_the_law_of_least_variance(changed: int, epsilon: float, sd: float) -> None:
+    budget = Budget(epsilon, DELTA)
+    laplace, poisson = calibrate_laplace(budget, changed), calibrate(budget, changed)
+    assert laplace.sd == pytest.approx(sd, rel=0.01)
+    dummies, own = calibrate_dummies(budget, changed), calibrate_server(budget, changed)
+    for law in (laplace, dummies, own):
+        assert privacy_loss(law, changed).delta(epsilon) <= DELTA
+    assert privacy_loss(DiscreteLaplace(0.999 * laplace.scale), changed).delta(epsilon) > DELTA
+    for law in (dummies, own):
+        assert law.sd <= 1.002 * min(laplace.sd, poisson.sd)
+    # One charge for both: what the dummies cost, the coordinator's own noise costs at most.
+    for at in (0.1 * epsilon, 0.5 * epsilon, epsilon):
+        assert privacy_loss(own, changed).delta(at) <= privacy_loss(dummies, changed).delta(at)
+    if isinstance(dummies, TruncatedLaplace):
+        assert own == DiscreteLaplace(dummies.scale)
+        shorter = TruncatedLaplace(dummies.scale, dummies.shift - 1)
+        assert privacy_loss(shorter, changed).delta(epsilon) > DELTA, "there are no more dummies than needed"
+    assert calibrate_dummies(budget, changed) is dummies
+
+
+def test_a_cut_is_counted_exactly() -> None:
+    """What can come only of one of two neighbours gives it away: on each changed counter, with the end's mass."""
+    noise, p = TruncatedLaplace(2.0, 4), math.exp(-0.5)
+    end = p**4 / (1 + 2 * sum(p**z for z in range(1, 5)))
+    assert privacy_loss(noise, 2).delta(50.0) == pytest.approx(1 - (1 - end) ** 2, rel=1e-12)
+    assert privacy_loss(noise, 2).epsilon(1e-5) == math.inf
+    assert privacy_loss(DiscreteLaplace(2.0), 2).epsilon(1e-5) < 1.0 + 1e-9
+
+
+@pytest.mark.parametrize("participations", [1, 3])
+def test_a_trusted_server_draws_the_law_of_least_variance(participations: int) -> None:
+    for epsilon, changed in itertools.product((0.1, 1.0, 5.0), (2, 8, 22)):
+        budget = Budget(epsilon, DELTA)
+        noise = calibrate_central(budget, changed, participations)
+        assert privacy_loss(noise, changed, participations).delta(epsilon) <= DELTA
+        gaussian = calibrate_gaussian(budget, changed, participations)
+        laplace = calibrate_laplace(budget, changed, participations)
+        assert noise.variance == min(gaussian.variance, laplace.variance)
+    assert calibrate_central(Budget(1.0, 1e-20), 2) == calibrate_gaussian(Budget(1.0, 1e-20), 2)
+
+
+@pytest.mark.parametrize("epsilon", [100.0, 800.0, 1e7, 1e200])
+def test_servers_noise_of_huge_budgets(epsilon: float) -> None:
+    for law in (calibrate_dummies(Budget(epsilon, DELTA), 22), calibrate_server(Budget(epsilon, DELTA), 22)):
+        assert privacy_loss(law, 22).delta(epsilon) <= DELTA
+
+
+def test_servers_noise_of_tiny_budgets_is_poisson() -> None:
+    for epsilon in (1e-3, 1e-9):
+        assert calibrate_dummies(Budget(epsilon, DELTA), 22) == calibrate(Budget(epsilon, DELTA), 22)
+    with pytest.raises(InvalidInputError, match="scale of"):
+        calibrate_laplace(Budget(1e-16, DELTA), 22)
 
 
 @pytest.mark.parametrize("changed", [2, 4, 12, 22, 398])
@@ -393,6 +501,8 @@ def test_odd_changes_are_refused(changed: int) -> None:
         lambda: privacy_loss(PoissonNoise(30.0), changed),
         lambda: calibrate(Budget(1.0, DELTA), changed),
         lambda: calibrate_gaussian(Budget(1.0, DELTA), changed),
+        lambda: calibrate_laplace(Budget(1.0, DELTA), changed),
+        lambda: calibrate_dummies(Budget(1.0, DELTA), changed),
     ]
     for ask in asked:
         with pytest.raises(InvalidInputError, match="changed"):
@@ -608,7 +718,7 @@ def test_what_is_calibrated_keeps_to_the_budget_exactly(epsilon: float, delta: f
 @pytest.mark.parametrize(
     "noise", [PoissonNoise(3.7), PoissonNoise(21.0), BinomialNoise(9, 0.5), BinomialNoise(60, 0.8)]
 )
-def test_composed_delta_is_never_below_the_truth(noise: Lattice) -> None:
+def test_composed_delta_is_never_below_the_truth(noise: PoissonNoise | BinomialNoise) -> None:
     """Both counters enumerated with fifty digits, down to deltas at which the accountant's own rounding shows."""
     with mpmath.workdps(50):
         if isinstance(noise, PoissonNoise):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,17 @@ from shufflerl import privatizers
 from shufflerl.counts import CountQuery
 from shufflerl.errors import AccountingError, InvalidInputError
 from shufflerl.learners.ucbvi import UCBVI
-from shufflerl.noise import Noise
+from shufflerl.mdp import Problem
+from shufflerl.noise import Noise, PoissonNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, privacy_loss
 from shufflerl.privacy.certificate import ASSUMPTIONS, IMPLICATIONS, Certificate, at_most
 from shufflerl.privacy.mechanism import (
-    CentralGaussian,
+    CentralNoise,
     LocalGaussian,
     LocalUnary,
     Mechanism,
+    ServersNoise,
     ShuffledBinomial,
     ShuffledPoisson,
 )
@@ -49,6 +52,7 @@ def test_text_and_json_say_the_same(name: str) -> None:
     text = " ".join(str(certificate).split())
     assert f"({at_most(figures['epsilon'])}, 1e-05)-differential privacy in the {figures['model']} model" in text
     assert figures["mechanism"] in text
+    assert figures["against"] in text
     assert figures["neighbours"] in text
     assert figures["implies"] in text
     for assumption, meaning in figures["assumptions"].items():
@@ -70,7 +74,9 @@ def test_the_noise_that_is_told_is_on_the_report_of_one_user(name: str, horizon:
     assert certificate.noise_sd == privatizer.release(CountPopulation(mdp, 0).play(batch)).noise.sd
 
 
-@pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralGaussian, LocalGaussian, LocalUnary])
+@pytest.mark.parametrize(
+    "kind", [ShuffledPoisson, ServersNoise, ShuffledBinomial, CentralNoise, LocalGaussian, LocalUnary]
+)
 def test_a_certificate_covers_every_part_of_what_it_is_for(kind: type[Mechanism[Noise]]) -> None:
     """Also a part that is calibrated closer to the budget than the whole."""
     mechanism, everything = kind(Budget(1.0, 1e-5)), CountQuery.everything(random_mdp(0, horizon=3).problem(1000))
@@ -115,7 +121,10 @@ def test_models_of_trust_name_whom_they_trust() -> None:
     local = _certificate("local")
     assert not {"honest shuffler", "trusted server"} & set(local.assumptions)
     assert set(IMPLICATIONS) == {"shuffle", "central", "local"}
+    servers = _certificate("shuffle", noise="servers")
+    assert not {"honest shuffler", "honest users", "honest enrolment"} & set(servers.assumptions)
     used = {name for kind in ("shuffle", "central", "local-sampled") for name in _certificate(kind).assumptions}
+    used |= set(servers.assumptions)
     assert used | {"adding shuffler"} == set(ASSUMPTIONS)  # which is said of masked sums, by the network
 
 
@@ -137,6 +146,36 @@ def test_a_given_noise_is_certified_for_what_it_is() -> None:
     twice = certificate_of(sized["lambda"], 1e-5, horizon=6, gamma=1.0, participations=2)
     assert weaker.epsilon == pytest.approx(twice.epsilon, rel=0.02)  # half the noise or twice the exposure
     assert weaker.epsilon > 1.35
+
+
+@pytest.mark.parametrize(("horizon", "law"), [(1, "discrete laplace"), (6, "poisson")])
+def test_what_is_sized_for_servers_is_certified_for_each_of_them(horizon: int, law: str) -> None:
+    """Nothing is asked of users but one tag per family and step, and both servers' noise adds up."""
+    shape = {"horizon": horizon, "states": 4, "actions": 2, "users": 1000}
+    sized, by_users = (size_up(1.0, 1e-5, **shape, noise=source) for source in ("servers", "users"))
+    assert sized["law"] == law
+    assert by_users["law"] == "poisson"
+    assert sized.keys() == by_users.keys()
+    assert sized["messages_per_user"] == 2 * horizon - 1
+    assert sized["true_epsilon"] <= 1.0
+    noise = ServersNoise(Budget(1.0, 1e-5)).dummies(CountQuery.everything(Problem(horizon, 4, 2, 1000)))
+    assert sized["noise_sd"] == pytest.approx(math.sqrt(2) * noise.sd, rel=1e-3)
+    if isinstance(noise, PoissonNoise):
+        certificate = certificate_of(noise.mean, 1e-5, horizon=horizon, noise="servers")
+    else:
+        certificate = certificate_of(None, 1e-5, horizon=horizon, noise="servers", scale=noise.scale, shift=noise.shift)
+        assert certificate_of(None, 1e-5, horizon=horizon, noise="servers", scale=1.0, shift=3).epsilon == math.inf
+    assert certificate.epsilon == pytest.approx(sized["true_epsilon"])
+    assert certificate.noise_sd == pytest.approx(sized["noise_sd"])
+    assert "separate servers" in certificate.assumptions
+
+
+def test_noise_that_is_not_clear_is_refused() -> None:
+    for law, source in (({}, "servers"), ({"scale": 2.0}, "servers"), ({"scale": 2.0, "shift": 30}, "users")):
+        with pytest.raises(InvalidInputError, match="Which noise is not clear"):
+            certificate_of(None, 1e-5, horizon=6, noise=source, **law)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="nothing rests on users"):
+        size_up(1.0, 1e-5, horizon=6, states=4, actions=2, users=1, gamma=0.5, noise="servers")
 
 
 def test_one_user_alone_is_a_batch() -> None:

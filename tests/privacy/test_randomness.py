@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from shufflerl.arrays import BoolArray
+from shufflerl.arrays import BoolArray, IntArray
+from shufflerl.errors import ContractError
 from shufflerl.privacy import randomness
 
 LEVEL = 1e-7
@@ -72,6 +73,10 @@ def test_nothing_is_drawn_for_nothing() -> None:
     assert randomness.permutation(1).tolist() == [0]
     assert randomness.bernoulli(Fraction(1, 3), 0).tolist() == []
     assert randomness.poisson(Fraction(0)) == 0
+    assert randomness.poissons(Fraction(3), 0).tolist() == []
+    assert randomness.poissons(Fraction(0), 3).tolist() == [0, 0, 0]
+    assert randomness.discrete_laplace(Fraction(3), 0).tolist() == []
+    assert randomness.truncated_laplace(Fraction(3), 5, 0).tolist() == []
     assert randomness.fair_bits(0) == 0
 
 
@@ -140,6 +145,54 @@ def test_bernoulli_probabilities_are_exact(probability: Fraction) -> None:
 def test_small_poisson_counts_follow_their_law(mean: Fraction) -> None:
     drawn = [randomness.poisson(mean) for _ in range(6000)]
     assert_fits(drawn, lambda value: float(stats.poisson.pmf(value, float(mean))), 40)
+
+
+@pytest.mark.parametrize(("mean", "size"), [(0.25, 20_000), (13.5, 20_000), (307.1, 2000)])
+def test_many_poisson_counts_follow_their_law_and_are_independent(
+    mean: float, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(randomness, "_AT_ONCE", 50_000)  # in several slices
+    drawn = randomness.poissons(Fraction(mean), size)
+    assert drawn.shape == (size,)
+    assert_fits(drawn.tolist(), lambda value: float(stats.poisson.pmf(value, mean)), 600)
+    scores = (drawn - mean) / math.sqrt(mean)
+    assert abs((scores[1:] * scores[:-1]).mean()) < 5.4 * math.sqrt(1 / size)
+
+
+def laplace_pmf(scale: float, value: int) -> float:
+    return math.tanh(0.5 / scale) * math.exp(-abs(value) / scale)
+
+
+#: Of one group at epsilon 5 and 1 and a full release at 5, as calibrated; fractions; and coarse ones.
+SCALES = [Fraction(0.4000043), Fraction(1.9999880), Fraction(4.8), Fraction(1, 3), Fraction(3), Fraction(50)]
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=float)
+def test_laplace_noise_follows_its_law(scale: Fraction) -> None:
+    """Distances by chi-square; signs by how many of those that are not zero are positive."""
+    drawn = randomness.discrete_laplace(scale, 40_000)
+    assert drawn.shape == (40_000,)
+
+    def at_distance(value: int) -> float:
+        return laplace_pmf(float(scale), value) * (1 if value == 0 else 2)
+
+    assert_fits(np.abs(drawn).tolist(), at_distance, 2000)
+    assert stats.binomtest(int((drawn > 0).sum()), int((drawn != 0).sum())).pvalue > LEVEL
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(Fraction(1.9999880), 23), (Fraction(3), 3), (Fraction(0.4000043), 5)])
+def test_truncated_laplace_noise_follows_its_law(scale: Fraction, shift: int) -> None:
+    drawn = randomness.truncated_laplace(scale, shift, 20_000)
+    assert drawn.shape == (20_000,)
+    assert np.abs(drawn).max() <= shift
+    inside = math.fsum(laplace_pmf(float(scale), z) for z in range(-shift, shift + 1))
+    assert_fits((drawn + shift).tolist(), lambda value: laplace_pmf(float(scale), value - shift) / inside, 2 * shift)
+
+
+@pytest.mark.parametrize("scale", [Fraction(0), Fraction(-1), Fraction(2**53), Fraction(1, 2**63)])
+def test_scales_that_would_overflow_are_refused(scale: Fraction) -> None:
+    with pytest.raises(ContractError, match="scale"):
+        randomness.discrete_laplace(scale, 1)
 
 
 @pytest.mark.slow
@@ -247,6 +300,57 @@ def test_pieces_add_up_to_the_mean(mean: Fraction) -> None:
     assert piece <= Fraction(1, 2)
 
 
+class _OneOf:
+    """Stands in for `uniform`: follows a script of outcomes, each of which is as probable as the others."""
+
+    def __init__(self, script: tuple[int, ...]) -> None:
+        self.script, self.used, self.probability, self.choices = script, 0, Fraction(1), 0
+
+    def __call__(self, bound: int, size: int) -> IntArray:
+        outcomes = []
+        for _ in range(size):
+            if bound > 1 and self.used == len(self.script):
+                self.choices = bound
+                raise _OneBranch.TooShort
+            outcomes.append(self.script[self.used] if bound > 1 else 0)
+            self.probability /= bound
+            self.used += bound > 1
+        return np.array(outcomes, dtype=np.int64)
+
+
+def outcomes(sampler: Callable[[], int], least: Fraction) -> dict[int, Fraction]:
+    """Exact probability of each outcome of a sampler on `uniform`, along all branches of at least this probability."""
+    reached: dict[int, Fraction] = {}
+    scripts: list[tuple[int, ...]] = [()]
+    while scripts:
+        branch = _OneOf(scripts.pop())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(randomness, "uniform", branch)
+            try:
+                found = sampler()
+            except _OneBranch.TooShort:
+                if branch.probability >= least:
+                    scripts += [(*branch.script, choice) for choice in range(branch.choices)]
+                continue
+        reached[found] = reached.get(found, Fraction(0)) + branch.probability
+    return reached
+
+
+@pytest.mark.parametrize(("x", "of"), [(0, 5), (1, 3), (2, 3), (3, 3), (7, 10)])
+def test_decaying_events_have_exactly_their_probability(x: int, of: int) -> None:
+    """Every branch of the argument, as fractions: together they close in on exp(-x/of) from both sides."""
+    reached = outcomes(lambda: int(randomness._decays(np.array([x]), of)[0]), Fraction(1, 3000))
+    unexplored = 1 - sum(reached.values())
+    assert unexplored < Fraction(1, 15)
+    happens = float(reached.get(1, 0))
+    assert happens <= math.exp(-x / of) + 1e-12
+    assert math.exp(-x / of) <= happens + float(unexplored) + 1e-12
+
+
+def test_streaks_are_geometric() -> None:
+    assert_fits(randomness._streaks(20_000).tolist(), lambda g: (1 - math.exp(-1)) * math.exp(-g), 30)
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 64])
 def test_fair_bits_are_binomial(count: int) -> None:
     drawn = [randomness.fair_bits(count) for _ in range(10_000)]
@@ -257,11 +361,19 @@ def test_no_sampler_takes_a_seed_or_a_generator() -> None:
     public = [
         f for name, f in inspect.getmembers(randomness, inspect.isfunction) if f.__module__ == randomness.__name__
     ]
-    assert {f.__name__ for f in public} >= {"uniform", "permutation", "bernoulli", "poisson", "fair_bits"}
+    assert {f.__name__ for f in public} >= {
+        "uniform",
+        "permutation",
+        "bernoulli",
+        "poisson",
+        "poissons",
+        "discrete_laplace",
+    }
     for function in public:
         assert {parameter.annotation for parameter in inspect.signature(function).parameters.values()} <= {
             "int",
             "Fraction",
+            "IntArray",
         }
 
 

@@ -14,13 +14,23 @@ from shufflerl import privatizers
 from shufflerl.arrays import FloatArray
 from shufflerl.counts import CountQuery, Counts, Release
 from shufflerl.errors import InvalidInputError
-from shufflerl.noise import GaussianNoise, Noise, PoissonNoise, UnaryNoise
+from shufflerl.noise import (
+    DiscreteLaplace,
+    GaussianNoise,
+    Noise,
+    NoiseSum,
+    Part,
+    PoissonNoise,
+    TruncatedLaplace,
+    UnaryNoise,
+)
 from shufflerl.privacy.accounting import calibrate_gaussian, paper_noise
 from shufflerl.privacy.mechanism import (
-    CentralGaussian,
+    CentralNoise,
     ContinualGaussian,
     LocalGaussian,
     Mechanism,
+    ServersNoise,
     ShuffledBinomial,
     ShuffledPoisson,
 )
@@ -28,10 +38,10 @@ from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer
 from shufflerl.privatizers.local import LocalSampled
 from tests.contracts.budget import DELTA, Case, Make, check
 
-#: Name and whether it serves a learner that reads running sums.
+#: Name and whether it serves a learner that reads running sums; "servers" is shuffle with the servers' noise.
 KINDS = [
     (name, running) for name, _ in privatizers.PRIVATIZERS for running in (False, True) if running or name == "central"
-]
+] + [("servers", True)]
 
 CASES = [
     Case(1, 1.0),
@@ -60,7 +70,9 @@ def making(name: str, running: bool) -> Make:
     def make(case: Case, seed: int) -> BudgetedPrivatizer:
         times = {"participations": len(case.asks)} if len(case.asks) > 1 else {}
         learner, budget = case.learner(running_sums=running), {"epsilon": case.epsilon, "delta": DELTA}
-        made = privatizers.make(name, learner, **budget, seed=seed, **case.parameters, **times)  # type: ignore[arg-type]
+        known, by = ("shuffle", {"noise": "servers"}) if name == "servers" else (name, {})
+        parameters: dict[str, Any] = {**budget, **case.parameters, **times, **by}
+        made = privatizers.make(known, learner, seed=seed, **parameters)
         assert isinstance(made, BudgetedPrivatizer)
         return made
 
@@ -84,7 +96,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 LARGE = Case(1000, 1.0)
 
 
-def law_of(kind: type[Mechanism[Any]], faulty: Callable[[Any, CountQuery, int, Noise], Noise]) -> Fault:
+def law_of(kind: type[Mechanism[Any]], faulty: Callable[[Any, CountQuery, int, Any], Noise]) -> Fault:
     """Another law is drawn and stated; what is charged stays as it was."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
@@ -157,6 +169,18 @@ def halved(_: Any, __: CountQuery, users: int, law: Noise) -> Noise:
     return type(law)(law.mean / 2) if users >= 1000 and isinstance(law, PoissonNoise) else law
 
 
+def at_half(law: Part) -> Part:
+    """Two of these add up to what one server's noise should be."""
+    return PoissonNoise(law.mean / 2) if isinstance(law, PoissonNoise) else DiscreteLaplace(law.sd / 2)
+
+
+def cut_short(law: Part) -> Part:
+    """Of the dummies that one counter in ten thousand would get, none."""
+    assert isinstance(law, TruncatedLaplace)
+    return TruncatedLaplace(law.scale, math.ceil(9 * law.scale))
+
+
+SERVERS = ("servers", True)
 CENTRAL, TOEPLITZ, TREE = ("central", False), ("central", True), ("central-tree", True)
 SHUFFLE, PAPER, LOCAL, SAMPLED = (("shuffle", True), ("shuffle-paper", True), ("local", True), ("local-sampled", True))
 
@@ -175,7 +199,7 @@ FAULTS: dict[str, tuple[tuple[str, bool], Case, Fault]] = {
     "central, 0.9 drawn and stated": (
         CENTRAL,
         LARGE,
-        law_of(CentralGaussian, lambda _, __, ___, law: GaussianNoise(0.9 * law.sd)),
+        law_of(CentralNoise, lambda _, __, ___, law: DiscreteLaplace(0.9 * law.scale)),
     ),
     "paper, half of tau, few users": (
         PAPER,
@@ -200,6 +224,21 @@ FAULTS: dict[str, tuple[tuple[str, bool], Case, Fault]] = {
     ),
     "shuffle, halved beyond 5,000": (SHUFFLE, Case(20_000, 0.1), poisson(lambda draws, mean: draws / 2 - mean / 2)),
     "shuffle, the mean beyond 5,000": (SHUFFLE, Case(20_000, 0.1), poisson(lambda draws, _: np.zeros_like(draws))),
+    "servers, no noise of the coordinator's": (
+        SERVERS,
+        LARGE,
+        law_of(ServersNoise, lambda _, __, ___, law: NoiseSum(law.parts[:1])),
+    ),
+    "servers, half of the budget each": (
+        SERVERS,
+        LARGE,
+        law_of(ServersNoise, lambda _, __, ___, law: NoiseSum(tuple(map(at_half, law.parts)))),
+    ),
+    "servers, a cut that nobody accounts for": (
+        SERVERS,
+        Case(1000, 1.0, ("part",)),
+        law_of(ServersNoise, lambda _, __, ___, law: NoiseSum((cut_short(law.parts[0]), law.parts[1]))),
+    ),
     "toeplitz, one participation": (TOEPLITZ, TWICE[0], columns_once),
     "tree, one participation": (TREE, TWICE[0], columns_once),
     "sampled, fewer flips of many users": (SAMPLED, LARGE, flips(0.8, 1000)),
@@ -213,6 +252,7 @@ FAULTS: dict[str, tuple[tuple[str, bool], Case, Fault]] = {
         ("toeplitz", TOEPLITZ),
         ("tree", TREE),
         ("local", LOCAL),
+        ("servers", SERVERS),
     )
     for what, fault in (
         ("half of the noise for many users", (kind, LARGE, draws_of(AdditivePrivatizer, 0.5, 1000))),

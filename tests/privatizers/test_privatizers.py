@@ -19,7 +19,7 @@ from shufflerl.noise import GaussianNoise
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
 from shufflerl.privacy.mechanism import (
-    CentralGaussian,
+    CentralNoise,
     LocalGaussian,
     Mechanism,
     ShuffledBinomial,
@@ -55,6 +55,16 @@ class TestShuffle(PrivatizerContract):
 class TestShuffleWithDropouts(PrivatizerContract):
     def make(self, seed: int = 0, serves: Learner | None = None) -> Privatizer:
         return _make("shuffle", seed, serves, gamma=0.8, participations=2)
+
+
+class TestServers(PrivatizerContract):
+    def make(self, seed: int = 0, serves: Learner | None = None) -> Privatizer:
+        return _make("shuffle", seed, serves, noise="servers")
+
+
+class TestServersOfManyTimes(PrivatizerContract):
+    def make(self, seed: int = 0, serves: Learner | None = None) -> Privatizer:
+        return _make("shuffle", seed, serves, noise="servers", participations=5)
 
 
 class TestShufflePaper(PrivatizerContract):
@@ -517,7 +527,7 @@ def test_the_papers_certificate_covers_every_size_of_batch() -> None:
         assert users <= tau or charge.noise == drawn
 
 
-@pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralGaussian, TreeGaussian, LocalGaussian])
+@pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralNoise, TreeGaussian, LocalGaussian])
 def test_a_mechanism_refuses_what_is_no_number_of_times_or_no_fraction(kind: type[Mechanism[Any]]) -> None:
     for times in (0, -1, 1.5, None):
         with pytest.raises(InvalidInputError, match="participations"):

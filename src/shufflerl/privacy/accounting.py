@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy  # its parts are loaded when they are first used, which most processes never do
@@ -29,7 +29,22 @@ import scipy  # its parts are loaded when they are first used, which most proces
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
-from shufflerl.noise import LARGEST_COUNT, BinomialNoise, GaussianNoise, Noise, NoNoise, PoissonNoise, UnaryNoise, reach
+from shufflerl.noise import (
+    LARGEST_COUNT,
+    LARGEST_SCALE,
+    LEAST_SCALE,
+    BinomialNoise,
+    DiscreteLaplace,
+    GaussianNoise,
+    Noise,
+    NoNoise,
+    PoissonNoise,
+    TruncatedLaplace,
+    UnaryNoise,
+    reach,
+)
+
+Law = TypeVar("Law", bound=Noise)
 
 #: No delta below this is certified: the composition's rounding error would be a visible part of the answer.
 NUMERIC_FLOOR = 1e-12
@@ -58,6 +73,8 @@ _ULP = sys.float_info.epsilon
 _MILLS_ERROR = 16 * _ULP
 # Calibrated means are at most this much, relatively, above the smallest certified one.
 _CALIBRATION_TOLERANCE = 5e-5
+# The part of delta that the cut of a Laplace law may take: so little costs no noise, and less only costs dummies.
+_CUT = 0.01
 # Budgets with more epsilon are calibrated as if they had this much: beyond, the closed form loses its digits.
 _LARGEST_GAUSSIAN = 1e6
 
@@ -217,11 +234,13 @@ def privacy_loss(noise: Noise, changed: int, participations: int = 1) -> Privacy
         return _GaussianLoss(math.sqrt(losses) / noise.sd * (1 + 2 * _ULP))  # three roundings, half a unit each
     if isinstance(noise, PoissonNoise | BinomialNoise):
         return _composed(noise, losses)
+    if isinstance(noise, DiscreteLaplace | TruncatedLaplace):
+        return _laplace_loss(noise, losses)
     if isinstance(noise, UnaryNoise) and losses == 2:
         return _UnaryLoss(noise.flip)
     raise InvalidInputError(
-        f"The loss of {noise!r} over {losses} changed counters is not known; expected Poisson, binomial or Gaussian "
-        "noise, or unary encoding of one report, which changes 2."
+        f"The loss of {noise!r} over {losses} changed counters is not known; expected Poisson, binomial, Laplace or "
+        "Gaussian noise, or unary encoding of one report, which changes 2."
     )
 
 
@@ -237,25 +256,97 @@ def calibrate(budget: Budget, changed: int, participations: int = 1) -> PoissonN
     losses = _changed(changed) * whole("participations", participations, least=1)
     _refuse_below_floor(budget.delta, losses)
 
-    @functools.cache
-    def excess(log_mean: float) -> float:
-        loss = privacy_loss(drawable(math.exp(log_mean), budget), changed, participations)
-        return math.log(loss.delta(budget.epsilon) / budget.delta)
-
     # The Gaussian answer is close (a Poisson variable's mean is its variance), but no mean can do at which an empty
     # counter, whose loss is infinite, is itself too probable: 1 - (1 - e^-mean)^(losses/2) > delta.
     gaussian = losses / _gaussian_mu(budget) ** 2
     empty = -math.log(-math.expm1(math.log1p(-budget.delta) / (losses / 2)))
-    low = high = math.log(max(gaussian, empty))
+    return _least(lambda mean: drawable(mean, budget), max(gaussian, empty), budget, losses)
+
+
+def _least(law: Callable[[float], Law], guess: float, budget: Budget, losses: int) -> Law:
+    """The law of the least size, to a relative 1e-4, at which so many losses stay within the budget."""
+
+    @functools.cache
+    def excess(log_size: float) -> float:
+        return math.log(privacy_loss(law(math.exp(log_size)), losses).delta(budget.epsilon) / budget.delta)
+
+    low = high = math.log(guess)
     step = 0.01
     while excess(high) > 0:
         low, high, step = high, high + step, 2 * step
     while excess(low) <= 0:
         low, high, step = low - step, low, 2 * step
-    log_mean = scipy.optimize.brentq(excess, low, high, xtol=_CALIBRATION_TOLERANCE / 2)
-    while excess(log_mean) > 0:
-        log_mean += _CALIBRATION_TOLERANCE / 2
-    return PoissonNoise(math.exp(log_mean))
+    log_size = scipy.optimize.brentq(excess, low, high, xtol=_CALIBRATION_TOLERANCE / 2)
+    while excess(log_size) > 0:
+        log_size += _CALIBRATION_TOLERANCE / 2
+    return law(math.exp(log_size))
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def calibrate_laplace(budget: Budget, changed: int, participations: int = 1) -> DiscreteLaplace:
+    """The least discrete Laplace noise per counter, to a relative 1e-4 of its scale, within the budget; certified.
+
+    Of few changed counters it is far below Poisson and Gaussian noise, whose tails pay for a delta it hardly needs.
+
+    >>> round(calibrate_laplace(Budget(1.0, 1e-5), changed=2).sd, 2)
+    2.79
+    """
+    losses = _changed(changed) * whole("participations", participations, least=1)
+    _refuse_below_floor(budget.delta, losses)
+    if privacy_loss(DiscreteLaplace(LEAST_SCALE), losses).delta(budget.epsilon) <= budget.delta:
+        return DiscreteLaplace(LEAST_SCALE)
+    pure = losses / budget.epsilon  # no loss is beyond epsilon there
+    if pure >= LARGEST_SCALE:
+        raise InvalidInputError(
+            f"epsilon is {budget.epsilon:g} and delta {budget.delta:g}: this needs Laplace noise of a scale of "
+            f"{pure:.2g}, and none beyond {LARGEST_SCALE:.2g} can be drawn. Use a larger epsilon or delta."
+        )
+    return _least(lambda scale: DiscreteLaplace(max(scale, LEAST_SCALE)), pure, budget, losses)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def calibrate_dummies(budget: Budget, changed: int, participations: int = 1) -> PoissonNoise | TruncatedLaplace:
+    """The noise of least variance, within the budget by itself, that can be sent as dummies: never below zero.
+
+    Certified, the cut included. The cut is where it takes a hundredth of delta: the variance is then that of the law
+    uncut, to a fraction of a percent, and what a wider one would cost is dummies.
+
+    >>> calibrate_dummies(Budget(1.0, 1e-5), changed=2).shift
+    34
+    """
+    losses = _changed(changed) * whole("participations", participations, least=1)
+    poisson = calibrate(budget, losses)
+    share = Budget(budget.epsilon, budget.delta * (1 - _CUT))
+    try:
+        uncut = calibrate_laplace(share, losses)
+    except InvalidInputError:  # too wide to be drawn; Poisson counts reach further
+        return poisson
+    if uncut.variance >= poisson.variance:
+        return poisson
+
+    def passes(shift: int) -> bool:
+        return privacy_loss(TruncatedLaplace(uncut.scale, shift), losses).delta(budget.epsilon) <= budget.delta
+
+    below, shift = math.ceil(uncut.scale) - 1, max(1, math.ceil(uncut.scale))
+    while not passes(shift):
+        below, shift = shift, 2 * shift
+    while shift - below > 1:
+        middle = (below + shift) // 2
+        below, shift = (below, middle) if passes(middle) else (middle, shift)
+    return TruncatedLaplace(uncut.scale, shift)
+
+
+def calibrate_server(budget: Budget, changed: int, participations: int = 1) -> PoissonNoise | DiscreteLaplace:
+    """The noise that a server adds to counts it has opened: the law of `calibrate_dummies`, uncut.
+
+    Without the cut the law of the dummies loses less at every epsilon, so that one charge holds for both.
+    """
+    return uncut(calibrate_dummies(budget, changed, participations))
+
+
+def uncut(dummies: PoissonNoise | TruncatedLaplace) -> PoissonNoise | DiscreteLaplace:
+    """What a server that may subtract draws in place of such dummies."""
+    return DiscreteLaplace(dummies.scale) if isinstance(dummies, TruncatedLaplace) else dummies
 
 
 def drawable(mean: float, budget: Budget) -> PoissonNoise:
@@ -276,6 +367,16 @@ def calibrate_gaussian(budget: Budget, changed: int, participations: int = 1) ->
     while privacy_loss(GaussianNoise(sd), changed, participations).delta(budget.epsilon) > budget.delta:
         sd *= 1 + 1e-14
     return GaussianNoise(sd)
+
+
+def calibrate_central(budget: Budget, changed: int, participations: int = 1) -> GaussianNoise | DiscreteLaplace:
+    """The noise of least variance that a trusted server may add, within the budget: Gaussian or discrete Laplace."""
+    gaussian = calibrate_gaussian(budget, changed, participations)
+    try:
+        laplace = calibrate_laplace(budget, changed, participations)
+    except (AccountingError, InvalidInputError):  # a budget that only Gaussian noise, known in closed form, can meet
+        return gaussian
+    return laplace if laplace.variance < gaussian.variance else gaussian
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
@@ -359,6 +460,27 @@ def _composed(noise: PoissonNoise | BinomialNoise, losses: int) -> PrivacyLoss:
             pmf = pmf.self_compose(losses // 2, tail_mass_truncation=_TRUNCATION)
         composed = pmf if composed is None else composed.compose(pmf)
     return _ComposedLoss(composed, losses)
+
+
+def _laplace_loss(noise: DiscreteLaplace | TruncatedLaplace, losses: int) -> PrivacyLoss:
+    """Of Laplace noise every count loses 1/scale one way or the other, so a grid of that gap holds each loss exactly.
+
+    Let p = exp(-1/scale). The neighbour's counter one higher ("down"), counts up to 0 lose 1/scale, probability
+    1/(1+p), and the others -1/scale. Cut to [-n, n], a count of -n loses everything: the neighbour cannot produce it.
+    Up to the common factor 1 + p - 2p^(n+1) that has probability (1-p) p^n, and what is left is (1 - p^n) of 1 and p.
+    The law is symmetric, so "up" loses the same. The gap is rounded up, and so is every mass.
+    """
+    from dp_accounting.pld import pld_pmf
+
+    gap = 1 / noise.scale * (1 + 4 * _ULP)  # rounded up, its multiples too
+    p, u = math.exp(-1 / noise.scale), -math.expm1(-1 / noise.scale)
+    edge = math.exp(-noise.shift / noise.scale) if isinstance(noise, TruncatedLaplace) else 0.0
+    # Roundings of 1/scale and shift/scale are relative to exponents, which are at most `worst` units off.
+    worst = _ULP * (16 + 2 / noise.scale + (noise.shift / noise.scale if isinstance(noise, TruncatedLaplace) else 0.0))
+    everything = (1 + p - 2 * p * edge) / (1 + worst)
+    finite = np.array([p, 0.0, 1.0]) * ((1 - edge) / everything)
+    pmf = pld_pmf.DensePLDPmf(gap, -1, finite, u * edge / everything, pessimistic_estimate=True)
+    return _ComposedLoss(pmf.self_compose(losses, tail_mass_truncation=_TRUNCATION), losses)
 
 
 def _outcomes(noise: PoissonNoise | BinomialNoise) -> tuple[FloatArray, FloatArray, FloatArray]:

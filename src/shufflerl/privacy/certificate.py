@@ -25,6 +25,9 @@ ASSUMPTIONS = {
     "sealed (HPKE with X25519 and AES-128-GCM; where vectors are summed, masks of AES-128-CTR), and what they record "
     "is safe as long as that is not broken. Against a coordinator that sees releases alone no such assumption is "
     "needed.",
+    "separate servers": "Shuffler and coordinator do not collude: each keeps its noise to itself and adds all of it "
+    "to every batch, and the shuffler hands over tags permuted, so that none leads to its sender. What a shuffler adds "
+    "no dummies to, the coordinator reads in clear; which reports it picks or makes up does not matter.",
     "one report": "A user reports one family and step. Simulated batches of several users draw these independently "
     "for each step, which changes how steps are correlated, not the law of any counter.",
     "trusted server": "One server sees every trajectory in clear and adds the noise itself. Its operator, and whoever "
@@ -39,8 +42,8 @@ ASSUMPTIONS = {
 #: How the model of trust translates into the models used by others.
 IMPLICATIONS = {
     "shuffle": "Shuffle privacy of the releases implies joint differential privacy (billboard lemma): the policies "
-    "that all others are given, and so what happens to them, follow from the releases. Others who pool the noise they "
-    "added count as users who add none.",
+    "that all others are given, and so what happens to them, follow from the releases. Where users add the noise, "
+    "those who pool what they added count as users who add none.",
     "central": "Central privacy of the releases implies joint differential privacy (billboard lemma).",
     "local": "Local privacy holds against everyone but the user itself, the shuffler and server included; it implies "
     "shuffle and joint differential privacy.",
@@ -77,6 +80,7 @@ class Certificate:
     budget_epsilon: float | None
     model: str
     mechanism: str
+    against: str
     noise_sd: float
     noise_on: str
     changed_counters: int
@@ -107,6 +111,7 @@ class Certificate:
             f"  takes part   {self.participations} time{'s' * (self.participations > 1)}",
             "",
             *_paragraph("What is compared", NEIGHBOURS),
+            *_paragraph("Against whom", self.against),
             *_paragraph("What follows", IMPLICATIONS[self.model]),
             "Assumptions",
             *(line for name in self.assumptions for line in _bullet(name, self._meaning(name))),

@@ -35,7 +35,15 @@ from shufflerl.errors import (
     ShuffleRLError,
     StateMismatchError,
 )
-from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
+from shufflerl.noise import (
+    BinomialNoise,
+    DiscreteLaplace,
+    GaussianNoise,
+    Noise,
+    PoissonNoise,
+    TruncatedLaplace,
+    UnaryNoise,
+)
 from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
 from shufflerl.privacy.certificate import at_most
 
@@ -53,9 +61,12 @@ _TABLES = [
 ]
 _ENCODER = json.JSONEncoder(default=repr)  # a value of a wrong type must only not match
 _TROUBLE = (sqlite3.Error, UnicodeError, OSError)
-_LAWS: dict[str, type[PoissonNoise | BinomialNoise | GaussianNoise | UnaryNoise]] = {
+_LAWS: dict[str, type[PoissonNoise | BinomialNoise | DiscreteLaplace | TruncatedLaplace | GaussianNoise | UnaryNoise]]
+_LAWS = {
     "poisson": PoissonNoise,
     "binomial": BinomialNoise,
+    "laplace": DiscreteLaplace,
+    "truncated laplace": TruncatedLaplace,
     "gaussian": GaussianNoise,
     "unary": UnaryNoise,
 }

@@ -15,7 +15,16 @@ from typing import ClassVar, Generic, TypeVar
 from shufflerl import checks
 from shufflerl.counts import Query
 from shufflerl.errors import InvalidInputError
-from shufflerl.noise import BinomialNoise, GaussianNoise, Noise, PoissonNoise, UnaryNoise
+from shufflerl.noise import (
+    BinomialNoise,
+    DiscreteLaplace,
+    GaussianNoise,
+    Noise,
+    NoiseSum,
+    PoissonNoise,
+    TruncatedLaplace,
+    UnaryNoise,
+)
 from shufflerl.privacy import accounting
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.certificate import Certificate
@@ -38,6 +47,7 @@ class Mechanism(ABC, Generic[Law_co]):
 
     model: ClassVar[str]
     description: ClassVar[str]
+    against: ClassVar[str]
     assumptions: ClassVar[tuple[str, ...]]
     #: Whether a query that touches fewer counters has less noise.
     scales: ClassVar[bool] = False
@@ -96,6 +106,7 @@ class Mechanism(ABC, Generic[Law_co]):
             budget_epsilon=self.budget.epsilon,
             model=self.model,
             mechanism=self.description,
+            against=self.against,
             noise_sd=self.noise(query).sd,
             noise_on=self.noise_on,
             changed_counters=charge.changed,
@@ -114,8 +125,17 @@ _SHUFFLER = (
     "exact noise",
     "public parameters",
 )
+_SERVERS = ("unique users", "separate servers", "sound cryptography", "exact noise", "public parameters")
 _SERVER = ("unique users", "trusted server", "exact noise", "public parameters")
 _NOBODY = ("unique users", "exact noise", "public parameters")
+
+
+_AGAINST_READERS = (
+    "The coordinator, and everybody who sees releases or deployed policies, the shuffler among them: the noise of all "
+    "users together."
+)
+_AGAINST_ALL_OTHERS = "Everybody who sees releases or deployed policies; not the server itself."
+_AGAINST_EVERYBODY = "Everybody but the user itself."
 
 
 @dataclass(frozen=True)
@@ -133,6 +153,7 @@ class ShuffledPoisson(Mechanism[PoissonNoise]):
 
     model: ClassVar[str] = "shuffle"
     description: ClassVar[str] = "one-bit messages with Poisson noise tags, shuffled per batch"
+    against: ClassVar[str] = _AGAINST_READERS
     assumptions: ClassVar[tuple[str, ...]] = _SHUFFLER
     scales: ClassVar[bool] = True
 
@@ -184,6 +205,7 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
 
     model: ClassVar[str] = "shuffle"
     description: ClassVar[str] = "one-bit messages with the paper's binomial noise bits, shuffled per batch"
+    against: ClassVar[str] = _AGAINST_READERS
     assumptions: ClassVar[tuple[str, ...]] = _SHUFFLER
     noise_on: ClassVar[str] = "on each counter of a batch of few users; of many, up to sqrt(2) times as much"
 
@@ -204,19 +226,79 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
         return Charge(noise, query.changed_counters * self.participations)
 
 
-class CentralGaussian(Mechanism[GaussianNoise]):
-    """A trusted server adds independent Gaussian noise to every counter of every batch."""
+class ServersNoise(Mechanism[NoiseSum]):
+    """Users send one tag per family and step and no noise; shuffler and coordinator each add enough for the budget.
+
+    The coordinator knows its own noise, so that from it the shuffler's dummies must protect; the shuffler knows its
+    dummies, so that from it the coordinator's noise must. Whoever knows neither faces both. Nothing rests on other
+    users: not on their number, nor their noise. One charge holds for both seats: the dummies', which cost no less.
+    """
+
+    model: ClassVar[str] = "shuffle"
+    description: ClassVar[str] = (
+        "one sealed tag per family and step; dummies by the shuffler and noise by the coordinator, each enough alone"
+    )
+    against: ClassVar[str] = (
+        "The coordinator: the shuffler's dummies. The shuffler: the coordinator's noise. Users who collude with "
+        "either: the same, as nothing rests on other users. Everybody else who sees releases or deployed policies: "
+        "either noise."
+    )
+    assumptions: ClassVar[tuple[str, ...]] = _SERVERS
+    scales: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse to rely on users."""
+        super().__post_init__()
+        if self.honest_fraction != 1:
+            raise InvalidInputError(
+                f"The honest fraction is {self.honest_fraction:g}, but with noise by the servers nothing rests on "
+                "users; leave it at 1."
+            )
+
+    def dummies(self, query: Query) -> PoissonNoise | TruncatedLaplace:
+        """The law of what the shuffler adds to each counter: dummies, less their mean."""
+        changed = self._accounted(query).changed_counters
+        return accounting.calibrate_dummies(self.budget, changed, self.participations)
+
+    def own(self, query: Query) -> PoissonNoise | DiscreteLaplace:
+        """The law of what the coordinator adds to each counter: that of the dummies, uncut, which costs no more."""
+        return accounting.uncut(self.dummies(query))
+
+    def _noise(self, query: Query, users: int) -> NoiseSum:
+        return NoiseSum((self.dummies(query), self.own(query)))
+
+    def _charge(self, query: Query, users: int) -> Charge:
+        return Charge(self.dummies(query), query.changed_counters * self.participations)
+
+
+@dataclass(frozen=True)
+class StatedServers(ServersNoise):
+    """Noise by the servers of a law that was chosen, not calibrated: of the budget only delta counts."""
+
+    law: PoissonNoise | TruncatedLaplace | None = None
+
+    scales: ClassVar[bool] = False
+
+    def dummies(self, query: Query) -> PoissonNoise | TruncatedLaplace:
+        """The stated law."""
+        assert self.law is not None
+        return self.law
+
+
+class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):
+    """A trusted server adds independent noise to every counter of every batch, of whichever law needs less."""
 
     model: ClassVar[str] = "central"
-    description: ClassVar[str] = "Gaussian noise added by a trusted server, per batch"
+    description: ClassVar[str] = "Gaussian or discrete Laplace noise added by a trusted server, per batch"
+    against: ClassVar[str] = _AGAINST_ALL_OTHERS
     assumptions: ClassVar[tuple[str, ...]] = _SERVER
     scales: ClassVar[bool] = True
 
-    def _noise(self, query: Query, users: int) -> GaussianNoise:
-        return accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations)
+    def _noise(self, query: Query, users: int) -> GaussianNoise | DiscreteLaplace:
+        return accounting.calibrate_central(self.budget, query.changed_counters, self.participations)
 
     def _charge(self, query: Query, users: int) -> Charge:
-        noise = accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations)
+        noise = accounting.calibrate_central(self.budget, query.changed_counters, self.participations)
         return Charge(noise, query.changed_counters * self.participations)
 
 
@@ -224,6 +306,7 @@ class ContinualGaussian(Mechanism[GaussianNoise]):
     """A trusted server counts continually (`privatizers.central.Continual`); noise is that of one batch alone."""
 
     model: ClassVar[str] = "central"
+    against: ClassVar[str] = _AGAINST_ALL_OTHERS
     assumptions: ClassVar[tuple[str, ...]] = _SERVER
     noise_on: ClassVar[str] = (
         "on each counter if one batch were all; released continually, batches and their sums carry a few times as much"
@@ -255,18 +338,25 @@ class TreeGaussian(ContinualGaussian):
     description: ClassVar[str] = "continual counting by a trusted server (binary tree, Gaussian)"
 
 
-class LocalGaussian(CentralGaussian):
+class LocalGaussian(Mechanism[GaussianNoise]):
     """Every user adds Gaussian noise to each of its own counters, as much as a server would for all."""
 
     model: ClassVar[str] = "local"
     description: ClassVar[str] = "Gaussian noise added by every user to its own counters"
+    against: ClassVar[str] = _AGAINST_EVERYBODY
     assumptions: ClassVar[tuple[str, ...]] = _NOBODY
+    scales: ClassVar[bool] = True
     noise_on: ClassVar[str] = (
         "on each counter of one user's report if all are asked; n users have sqrt(n) times as much"
     )
 
     def _noise(self, query: Query, users: int) -> GaussianNoise:
-        return GaussianNoise(super()._noise(query, 1).sd * math.sqrt(users))
+        one = accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations)
+        return GaussianNoise(one.sd * math.sqrt(users))
+
+    def _charge(self, query: Query, users: int) -> Charge:
+        noise = accounting.calibrate_gaussian(self.budget, query.changed_counters, self.participations)
+        return Charge(noise, query.changed_counters * self.participations)
 
 
 class LocalUnary(Mechanism[UnaryNoise]):
@@ -274,6 +364,7 @@ class LocalUnary(Mechanism[UnaryNoise]):
 
     model: ClassVar[str] = "local"
     description: ClassVar[str] = "one family and step per user, unary encoding with flipped bits"
+    against: ClassVar[str] = _AGAINST_EVERYBODY
     assumptions: ClassVar[tuple[str, ...]] = (*_NOBODY, "one report")
     scales: ClassVar[bool] = True
     noise_on: ClassVar[str] = "at most, on each counter of one user's report; n users have sqrt(n) times as much"

@@ -9,43 +9,66 @@ from shufflerl import checks
 from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
+from shufflerl.noise import BinomialNoise, PoissonNoise, TruncatedLaplace
 from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
-from shufflerl.privacy.mechanism import ShuffledBinomial, ShuffledPoisson, StatedPoisson
+from shufflerl.privacy.mechanism import ServersNoise, ShuffledBinomial, ShuffledPoisson, StatedPoisson, StatedServers
 from shufflerl.privacy.protocol import Protocol
+
+#: Who may add the noise.
+SOURCES = ("users", "servers")
+
+_LAWS = {PoissonNoise: "poisson", TruncatedLaplace: "discrete laplace", BinomialNoise: "binomial"}
 
 
 def size_up(
-    epsilon: float, delta: float, *, horizon: int, states: int, actions: int, users: int, gamma: float
+    epsilon: float,
+    delta: float,
+    *,
+    horizon: int,
+    states: int,
+    actions: int,
+    users: int,
+    gamma: float = 1.0,
+    noise: str = "users",
 ) -> dict[str, Any]:
     """Noise and messages for a full release at a budget; under "paper" the same for the paper's constants.
 
     `epsilon` is the budget, under "paper" what its noise delivers; `true_epsilon` is the accountant's figure in both,
-    infinite if no epsilon can be certified. Figures of a noise too large to draw are None.
+    infinite if no epsilon can be certified. `law` and `lambda` are of the noise tags on a counter, and how many they
+    are on average: of all users together, or of one server; `noise_sd` is of all noise, both servers'. Figures of a
+    noise too large to draw are None.
     """
     budget = Budget(epsilon, delta)
     warn_if_weak(budget, checks.whole("users", users, least=1))
     query = CountQuery.everything(Problem(horizon, states, actions, users))
     changed = query.changed_counters
-    mechanism = ShuffledPoisson(budget, honest_fraction=checks.fraction("gamma", gamma))
-    protocol = Protocol(query, users, mechanism.noise(query), gamma)
+    gamma = checks.fraction("gamma", gamma)
+    by_users = checks.choice("noise", noise, SOURCES) == "users"
+    mechanism = (ShuffledPoisson if by_users else ServersNoise)(budget, honest_fraction=gamma)
     true_epsilon = privacy_loss(mechanism.charge(query).noise, changed).epsilon(delta)
+
+    def figures(epsilon: float | None, true_epsilon: float | None, **noise: Any) -> dict[str, Any]:
+        known = {"lambda": None, "noise_sd": None, "messages_per_user": None, "law": "binomial"} | noise
+        told = {"epsilon": epsilon, "true_epsilon": true_epsilon, "delta": delta, "changed_counters": changed}
+        return told | known
+
+    def sent(protocol: Protocol) -> dict[str, Any]:
+        law = protocol.noise
+        messages = protocol.messages_per_user
+        return {"lambda": law.mean, "noise_sd": law.sd, "messages_per_user": messages, "law": _LAWS[type(law)]}
+
+    if isinstance(mechanism, ServersNoise):
+        dummies, messages = mechanism.dummies(query), float(query.touched_counters)
+        sd, law = mechanism.noise(query).sd, _LAWS[type(dummies)]
+        own = {"lambda": dummies.mean, "noise_sd": sd, "messages_per_user": messages, "law": law}
+    else:
+        own = sent(Protocol(query, users, mechanism.noise(query), gamma))
     paper, paper_epsilon = _paper_protocol(query, users, budget), None
     if paper is not None:
         paper_epsilon = privacy_loss(paper.noise, changed).epsilon(delta)
-
-    def figures(epsilon: float | None, true_epsilon: float | None, protocol: Protocol | None) -> dict[str, Any]:
-        return {
-            "epsilon": epsilon,
-            "true_epsilon": true_epsilon,
-            "delta": delta,
-            "changed_counters": changed,
-            "lambda": None if protocol is None else protocol.noise.mean,
-            "noise_sd": None if protocol is None else protocol.noise.sd,
-            "messages_per_user": None if protocol is None else protocol.messages_per_user,
-        }
-
-    return figures(epsilon, true_epsilon, protocol) | {"paper": figures(paper_epsilon, paper_epsilon, paper)}
+    theirs = figures(paper_epsilon, paper_epsilon, **({} if paper is None else sent(paper)))
+    return figures(epsilon, true_epsilon, **own) | {"paper": theirs}
 
 
 def _paper_protocol(query: CountQuery, users: int, budget: Budget) -> Protocol | None:
@@ -57,10 +80,36 @@ def _paper_protocol(query: CountQuery, users: int, budget: Budget) -> Protocol |
 
 
 def certificate_of(
-    poisson_mean: float, delta: float, *, horizon: int, gamma: float, participations: int
+    poisson_mean: float | None,
+    delta: float,
+    *,
+    horizon: int,
+    gamma: float = 1.0,
+    participations: int = 1,
+    noise: str = "users",
+    scale: float | None = None,
+    shift: int | None = None,
 ) -> Certificate:
-    """The certificate of a full release with this much Poisson noise on every counter, all users' together."""
+    """The certificate of a full release with this noise on every counter: all users' together, or each server's.
+
+    Poisson noise of a mean; servers may draw discrete Laplace noise of a scale instead, dummies cut at a shift.
+    """
     # Sensitivity does not depend on the number of states or actions: one counter per family and step.
     query = CountQuery.everything(Problem(horizon, 1, 1, 1))
-    stated = StatedPoisson(Budget(1.0, delta), participations, checks.fraction("gamma", gamma), mean=poisson_mean)
+    rest = (Budget(1.0, delta), participations, checks.fraction("gamma", gamma))
+    by_users = checks.choice("noise", noise, SOURCES) == "users"
+    stated: StatedPoisson | StatedServers
+    if poisson_mean is not None and scale is None and shift is None:
+        stated = (
+            StatedPoisson(*rest, mean=poisson_mean)
+            if by_users
+            else StatedServers(*rest, law=PoissonNoise(poisson_mean))
+        )
+    elif poisson_mean is None and scale is not None and shift is not None and not by_users:
+        stated = StatedServers(*rest, law=TruncatedLaplace(scale, shift))
+    else:
+        raise InvalidInputError(
+            "Which noise is not clear; expected a mean (--lambda) of Poisson noise or, where the servers add it "
+            "(--noise servers), a scale and a shift of Laplace noise. Give one or the other."
+        )
     return replace(stated.certificate(query), budget_epsilon=None)

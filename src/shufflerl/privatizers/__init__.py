@@ -15,12 +15,14 @@ PRIVATIZERS = Registry(
     "privatizer",
     {
         "none": Entry("shufflerl.privatizers.none:NoPrivacy", "true counts, no privacy: the baseline"),
-        "shuffle": Entry("shufflerl.privatizers.shuffle:shuffle", "shuffle model, Poisson one-bits, exact accounting"),
+        "shuffle": Entry(
+            "shufflerl.privatizers.shuffle:shuffle", "shuffle model, noise by users or servers, exact accounting"
+        ),
         "shuffle-paper": Entry(
             "shufflerl.privatizers.shuffle:shuffle_paper", "shuffle model with the paper's constants"
         ),
         "central": Entry(
-            "shufflerl.privatizers.central:central", "trusted server, Gaussian: per batch, or continual counting"
+            "shufflerl.privatizers.central:central", "trusted server: noise per batch, or continual counting"
         ),
         "central-tree": Entry(
             "shufflerl.privatizers.central:CentralTree", "trusted server, continual counting by binary tree"

@@ -1,8 +1,8 @@
 """The central model: a trusted server sees all trajectories and adds the noise itself.
 
-A learner that reads each release by itself gets independent Gaussian noise per batch. A learner that reads only the
-running sum of all releases gets continual counting: noise correlated over time, so that the noise of the sum hardly
-grows. Both protect a user who is in one batch by the same Gaussian charge.
+A learner that reads each release by itself gets independent noise per batch, of the law that needs least. A learner
+that reads only the running sum of all releases gets continual counting: Gaussian noise correlated over time, so that
+the noise of the sum hardly grows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shufflerl.counts import Query
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.noise import GaussianNoise, Noise, on_lattice
 from shufflerl.privacy.accounting import Budget
-from shufflerl.privacy.mechanism import CentralGaussian, ContinualGaussian, ToeplitzGaussian, TreeGaussian
+from shufflerl.privacy.mechanism import CentralNoise, ContinualGaussian, ToeplitzGaussian, TreeGaussian
 from shufflerl.privatizers.base import AdditivePrivatizer, Service
 
 #: Noise of a whole run that is drawn at once may take this much memory.
@@ -169,4 +169,4 @@ def central(budget: Budget, service: Service, *, participations: int = 1) -> Add
     """The best trusted server: continual counting where running sums are read, else noise per batch."""
     if service.running_sums and (service.batches or service.episodes) > 1:
         return CentralToeplitz(budget, service, participations=participations)
-    return AdditivePrivatizer(CentralGaussian(budget, participations), service)
+    return AdditivePrivatizer(CentralNoise(budget, participations), service)
