@@ -12,8 +12,7 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.compiling import compiled
-
-CARTPOLE, MOUNTAIN_CAR, ACROBOT = 0, 1, 2
+from shufflerl.envs.players import ACROBOT, CARTPOLE, MOUNTAIN_CAR
 
 _ANGLE = 12 * 2 * math.pi / 360
 

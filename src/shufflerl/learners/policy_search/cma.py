@@ -37,7 +37,7 @@ class CMAES:
         self._length = math.sqrt(d) * (1 - 1 / (4 * d) + 1 / (21 * d * d))
         self.mean = np.zeros(d)
         self.sigma = sigma
-        self.covariance = np.ones(d) if self.separable else np.eye(d)
+        self.covariance: NDArray[Any] = np.ones(d) if self.separable else np.eye(d)
         self.path = np.zeros(d)
         self.shape_path = np.zeros(d)
         self.updates = 0
@@ -50,7 +50,8 @@ class CMAES:
     def place(self, draws: FloatArray) -> FloatArray:
         """Parameters[g, i] of standard normal draws[g, i]."""
         if self.separable:
-            return self.mean + self.sigma * draws * np.sqrt(self.covariance)
+            placed: FloatArray = self.mean + self.sigma * draws * np.sqrt(self.covariance)
+            return placed
         axes, deviations = self._axes()
         return self.mean + self.sigma * (draws * deviations) @ axes.T
 
@@ -74,10 +75,11 @@ class CMAES:
         self.shape_path = (1 - self._shape_rate) * self.shape_path + straight * math.sqrt(fade * self._mass) * moved
         left = 1 - self._one_rate - self._many_rate + (not straight) * self._one_rate * fade
         if self.separable:
-            one, many = self.shape_path**2, self.weights @ steps**2
+            self.covariance = left * self.covariance + self._one_rate * self.shape_path**2
+            self.covariance += self._many_rate * (self.weights @ steps**2)
         else:
-            one, many = np.outer(self.shape_path, self.shape_path), (steps.T * self.weights) @ steps
-        self.covariance = left * self.covariance + self._one_rate * one + self._many_rate * many
+            self.covariance = left * self.covariance + self._one_rate * np.outer(self.shape_path, self.shape_path)
+            self.covariance += self._many_rate * (steps.T * self.weights) @ steps
         self.sigma *= math.exp(min(1.0, self._path_rate / self._damping * (length / self._length - 1)))
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -154,8 +154,8 @@ class PolicySearch(Learner):
         if isinstance(problem, ReturnProblem):
             return Mixture(parameters, weights, self.network)
         chosen = self.network.act(parameters[:, None].astype(np.float32), np.eye(problem.n_states))
-        chosen = np.minimum(chosen, problem.n_actions - 1).astype(np.int32)
-        return Mixture(np.repeat(chosen[:, None], problem.horizon, axis=1), weights)
+        actions = np.minimum(chosen, problem.n_actions - 1).astype(np.int32)
+        return Mixture(np.repeat(actions[:, None], problem.horizon, axis=1), weights)
 
     # What to make of the answer.
 

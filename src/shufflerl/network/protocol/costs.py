@@ -111,6 +111,8 @@ def compared(
     from shufflerl.privacy.accounting import Budget, calibrate
 
     problem = Problem(*shape, users) if env is None else envs.make(env, 0).problem(users)
+    if not isinstance(problem, Problem):
+        raise InvalidInputError(f"{env} has no states and actions; give an environment of ours, or its shape.")
     query = CountQuery.everything(problem)
     protocol = Protocol(query, users, calibrate(Budget(epsilon, delta), query.changed_counters))
     both = {"tags": of_tags(protocol), "sums": of_sums(protocol)}
