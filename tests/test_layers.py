@@ -36,9 +36,9 @@ MAY_IMPORT = {
     "privacy": "counts mdp noise returns",
     "privatizers": "counts mdp noise privacy returns",
     # Simulation, where the three meet.
-    "envs": "mdp",
+    "envs": "mdp policies returns",
     "population_kernels": "",
-    "population": "counts mdp population_kernels",
+    "population": "counts mdp population_kernels returns",
     "history": "counts mdp planning",
     "loop": "history learners mdp population privatizers",
     "episodes_kernels": "learners planning_kernels population_kernels",

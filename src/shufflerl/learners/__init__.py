@@ -15,6 +15,9 @@ LEARNERS = Registry(
     {
         "sdp-pe": Entry("shufflerl.learners.sdp_pe:SDPPE", "the paper's policy elimination in growing stages"),
         "optimistic": Entry("shufflerl.learners.optimistic:Optimistic", "optimism on denoised, pooled counts"),
+        "policy-search": Entry(
+            "shufflerl.learners.policy_search:PolicySearch", "linear or neural policies, compared by noisy returns"
+        ),
         "ucbvi": Entry("shufflerl.learners.ucbvi:UCBVI", "upper confidence bound value iteration, optimistic"),
     },
     given=2,  # a problem and a seed

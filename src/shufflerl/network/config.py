@@ -118,7 +118,10 @@ class CoordinatorConfig(Config, frozen=True):
         from shufflerl import envs
 
         assert self.environment is not None
-        return envs.make(self.environment, 0, **self.environment_parameters).problem(self.episodes)
+        problem = envs.make(self.environment, 0, **self.environment_parameters).problem(self.episodes)
+        if not isinstance(problem, Problem):
+            raise InvalidInputError(f"{self.environment} has no states and actions to count, as the network asks for.")
+        return problem
 
 
 class NodeConfig(Config, frozen=True):
