@@ -60,11 +60,13 @@ MAY_IMPORT = {
     "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy",
     "network.audit": "counts learners mdp network.coordinator network.node network.protocol network.shuffler "
     "network.stores noise privacy",
+    "network.audit_servers": "counts network.audit network.node network.protocol network.shuffler noise privacy",
     "network.roles": "network.config network.coordinator network.logs network.node network.protocol "
     "network.shuffler network.stores network.web",
     "network.demo": "envs mdp network.protocol network.roles planning",
     "network.commands": "network.config network.demo network.node network.protocol network.roles privacy",
-    "cli": "envs experiment experiments learners network.audit network.commands plots privacy privatizers",
+    "cli": "envs experiment experiments learners network.audit network.audit_servers network.commands plots privacy "
+    "privatizers",
     "__main__": "cli",
 }
 
