@@ -51,22 +51,23 @@ MAY_IMPORT = {
     "network.faults": "",
     "network.logs": "",
     "network.workers": "",
-    "network.protocol": "counts envs mdp noise privacy",
+    "network.protocol": "counts envs mdp noise policies privacy returns",
     "network.stores": "network.faults network.logs network.protocol",
     "network.web": "network.logs network.protocol",
-    "network.node": "counts envs network.protocol network.stores network.web network.workers privacy",
+    "network.node": "counts envs network.protocol network.stores network.web network.workers policies privacy returns",
     "network.shuffler": "network.faults network.logs network.protocol network.stores network.web network.workers "
     "privacy",
     "network.coordinator": "counts learners mdp network.faults network.logs network.protocol network.stores "
-    "network.web network.workers noise privacy",
-    "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy",
+    "network.web network.workers noise privacy returns",
+    "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy returns",
     "network.audit": "counts learners mdp network.coordinator network.node network.protocol network.shuffler "
     "network.stores noise privacy",
+    "network.audit_servers": "counts network.audit network.node network.protocol network.shuffler noise privacy",
     "network.roles": "network.config network.coordinator network.logs network.node network.protocol "
     "network.shuffler network.stores network.web",
     "network.demo": "envs mdp network.protocol network.roles planning",
     "network.commands": "network.config network.demo network.node network.protocol network.roles privacy",
-    "cli": "envs experiments learners network.audit network.commands privacy privatizers",
+    "cli": "envs experiments learners network.audit network.audit_servers network.commands privacy privatizers",
     "__main__": "cli",
 }
 

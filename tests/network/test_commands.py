@@ -351,6 +351,7 @@ def test_the_demonstration_is_told() -> None:
         "users": 5000,
         "learner": "sdp-pe",
         "environment": "spectrum",
+        "noise": "servers",
         "batches": [
             {"transport": "tags", "messages": 99},
             {"transport": "sums", "messages": 20},
@@ -368,7 +369,8 @@ def test_the_demonstration_is_told() -> None:
     for part in ("5,000 users", "67% of the way", "THE CERTIFICATE", "not one origin", "shuffler 100 MB"):
         assert part in text
     assert (
-        "99 messages in random order, true and noise alike; 50 random seeds of masks in random order and 2 sums" in text
+        "99 messages in random order, users' and dummies alike; 50 random seeds of masks in random order and 2 sums"
+        in text
     )
 
 

@@ -15,6 +15,7 @@ from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.agreement import NoiseBy, Terms
 from shufflerl.network.protocol.wire import Positive
 from shufflerl.privacy.accounting import Budget
+from shufflerl.returns import ReturnProblem
 
 if TYPE_CHECKING:  # each role imports what it needs
     from shufflerl.network.coordinator.coordinator import Run
@@ -110,7 +111,7 @@ class CoordinatorConfig(Config, frozen=True):
             self.noise,
         )
 
-    def _problem(self) -> Problem:
+    def _problem(self) -> Problem | ReturnProblem:
         if (self.environment is None) == (self.shape is None):
             raise InvalidInputError("Give either `environment`, whose public part is used, or [shape], and not both.")
         if self.shape is not None:
@@ -118,10 +119,7 @@ class CoordinatorConfig(Config, frozen=True):
         from shufflerl import envs
 
         assert self.environment is not None
-        problem = envs.make(self.environment, 0, **self.environment_parameters).problem(self.episodes)
-        if not isinstance(problem, Problem):
-            raise InvalidInputError(f"{self.environment} has no states and actions to count, as the network asks for.")
-        return problem
+        return envs.make(self.environment, 0, **self.environment_parameters).problem(self.episodes)
 
 
 class NodeConfig(Config, frozen=True):

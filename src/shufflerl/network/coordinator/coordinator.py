@@ -467,10 +467,7 @@ class Coordinator:
         certificate = self.run.mechanism(excludable).certificate(self.learner.widest_query)
         if self.run.transport == "tags":
             return certificate
-        what, noise = (
-            "one count per family and step",
-            "; noise by the shuffler and the coordinator, each enough alone",
-        )
+        what, noise = "one count per family and step", "; noise by shuffler and coordinator, each enough alone"
         if self.run.noise == "users":
             what, noise = "counts of one-bit messages with Poisson noise tags", ""
         sums = f"{what}, added up under masks per batch, up to {excludable:g} of the reports left out{noise}"
