@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from shufflerl import learners
 from shufflerl.envs.riverswim import riverswim
-from shufflerl.errors import UnknownNameError
+from shufflerl.errors import InvalidInputError, UnknownNameError
 from shufflerl.learners import LEARNERS
 from shufflerl.loop import learn
 from shufflerl.network import demo
@@ -167,6 +167,15 @@ def test_a_learner_that_cannot_be_demonstrated_is_refused_before_anything_starts
         demo.learned(Demo(30, "x", "optimist", 1, 0)),
     ):
         pass
+    with pytest.raises(InvalidInputError, match=r"observations of CartPole-v1 are vectors; use policy-search\."):
+        demo.chosen(None, "CartPole-v1", "optimistic", epsilon=1.0, seed=0)
+
+
+def test_the_environment_chooses_what_is_not_chosen() -> None:
+    boxes, tables = (demo.chosen(None, env, None, epsilon=1.0, seed=0) for env in ("CartPole-v1", "spectrum"))
+    assert (boxes.learner, boxes.users) == ("policy-search", demo.RETURN_USERS)
+    assert (tables.learner, tables.users) == ("optimistic", demo.TABLE_USERS)
+    assert demo.chosen(40, "spectrum", "ucbvi", epsilon=1.0, seed=0).users == 40
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import signal
@@ -19,7 +18,6 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from shufflerl.learners import LEARNERS
-from shufflerl.network import commands
 from tests.network.web.test_http import serving
 from tests.support.dashboard_states import COORDINATOR, SHUFFLER, Stage, browser, status
 from tests.support.network_processes import Crowd, processes
@@ -208,17 +206,19 @@ def test_a_page_that_cannot_be_kept_fresh_says_so(chromium: Browser) -> None:
         seen.check()
 
 
-@pytest.mark.parametrize("learner", [name for name, _ in LEARNERS])
-def test_what_make_demo_runs_is_watched_to_its_end(chromium: Browser, tmp_path: Path, learner: str) -> None:
+@pytest.mark.parametrize(
+    ("env", "learner"), [*(("spectrum", name) for name, _ in LEARNERS), ("CartPole-v1", "policy-search")]
+)
+def test_what_make_demo_runs_is_watched_to_its_end(chromium: Browser, tmp_path: Path, env: str, learner: str) -> None:
     """The command as it is, but for the learner and as few users and as little noise as it takes.
 
     No page, log or panel has a fault.
     """
     command = [sys.executable, "-m", "shufflerl", "demo", "--keep", "--json", "--folder", str(tmp_path)]
-    default = inspect.signature(commands.demo).parameters["learner"].default
-    users = "60" if learner == default else "30"  # in two batches: a page is watched while it is learned from the first
+    # In two batches or more of each kind: a page is watched while it is learned from the first.
+    users = {("spectrum", "optimistic"): "60", ("CartPole-v1", "policy-search"): "120"}.get((env, learner), "30")
     demo = subprocess.Popen(
-        [*command, "--learner", learner, "--users", users, "--epsilon", "8"],
+        [*command, "--env", env, "--learner", learner, "--users", users, "--epsilon", "8"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -256,6 +256,15 @@ def check_the_end(seen: Visit, other: Visit, figures: dict[str, Any]) -> None:
     if figures["learner"] == "optimistic":
         expect(page.locator("#value-rows tr")).to_have_count(batches)
         expect(page.locator("#value-note")).to_contain_text("Of the policies played last")
+    if figures["environment"] == "CartPole-v1":
+        expect(page.locator("#value-title")).to_have_text("Estimated return of an episode")
+        expect(page.locator("#value-rows tr").last.locator("td").first).to_have_text(str(figures["users"]))
+        dots = page.locator("#chart .arm").count()
+        page.locator("#chart-by [value=users]").check()
+        expect(page.locator("#chart")).to_contain_text(f"{figures['users']} users")
+        assert page.locator("#chart .arm").count() == dots > 0
+        expect(page.locator("#policy-note")).to_contain_text("linear polic")
+        expect(page.locator("#policy tbody td")).to_have_count(5)
     page.locator("#certificate-open").click()
     expect(page.locator("#certificate-claim")).to_contain_text("differential privacy in the shuffle model")
     expect(other.page.locator("#headline")).to_have_text("No batch is open")
