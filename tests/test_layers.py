@@ -58,14 +58,14 @@ MAY_IMPORT = {
     "network.shuffler": "network.faults network.logs network.protocol network.stores network.web network.workers "
     "privacy",
     "network.coordinator": "counts learners mdp network.faults network.logs network.protocol network.stores "
-    "network.web network.workers noise privacy returns",
+    "network.web network.workers noise policies privacy returns",
     "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy returns",
     "network.audit": "counts learners mdp network.coordinator network.node network.protocol network.shuffler "
     "network.stores noise privacy",
     "network.audit_servers": "counts network.audit network.node network.protocol network.shuffler noise privacy",
     "network.roles": "network.config network.coordinator network.logs network.node network.protocol "
     "network.shuffler network.stores network.web",
-    "network.demo": "envs mdp network.protocol network.roles planning",
+    "network.demo": "envs mdp network.protocol network.roles planning policies",
     "network.commands": "network.config network.demo network.node network.protocol network.roles privacy",
     "cli": "envs experiments learners network.audit network.audit_servers network.commands privacy privatizers",
     "__main__": "cli",
