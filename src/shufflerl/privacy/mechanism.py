@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from shufflerl import checks
 from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
@@ -87,12 +89,23 @@ class Mechanism(ABC, Generic[Law_co]):
         """What a batch costs each of its users, all participations together."""
         return self._charge(self._accounted(query), users)
 
-    def variance_range(self, query: CountQuery, users: int = 1) -> tuple[float, float] | None:
-        """The variance of noise in a batch whose users touch one counter alone, and all of them; see `Release`."""
+    def variance_range(self, query: CountQuery, users: int = 1) -> tuple[float, ...] | None:
+        """The variance of noise in a batch whose users touch one counter alone, two, up to all; see `Release`.
+
+        Calibrated for some of these numbers, and linear between: the law of the noise may change with them.
+        """
         if not self.scales:
             return None
         alone, together = CountQuery(query, [], [0]), CountQuery.everything(query)
-        return self.noise(alone, users).variance, self.noise(together, users).variance
+        most = together.touched_counters
+        some = {1: alone, most: together}
+        for touched in (2, 3, 4, *(step << k for k in range(1, most.bit_length()) for step in (3, 4))):
+            if touched < most:
+                steps = min(touched, query.horizon)
+                some[touched] = CountQuery(query, range(touched - steps), range(steps))
+        known = sorted(some)
+        variances = [self.noise(some[touched], users).variance for touched in known]
+        return tuple(np.interp(range(1, most + 1), known, variances).tolist())
 
     def certificate(self, query: CountQuery) -> Certificate:
         """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch.
@@ -274,16 +287,27 @@ class ServersNoise(Mechanism[NoiseSum]):
 
 @dataclass(frozen=True)
 class StatedServers(ServersNoise):
-    """Noise by the servers of a law that was chosen, not calibrated: of the budget only delta counts."""
+    """Servers' noise of laws that were announced, not calibrated: of the budget only delta counts.
 
-    law: PoissonNoise | TruncatedLaplace | None = None
+    `stated` are the law of the dummies and that of the coordinator. What is charged is whichever protects less.
+    """
+
+    stated: tuple[PoissonNoise | TruncatedLaplace, PoissonNoise | DiscreteLaplace] = ()  # type: ignore[assignment]
 
     scales: ClassVar[bool] = False
 
     def dummies(self, query: CountQuery) -> PoissonNoise | TruncatedLaplace:
-        """The stated law."""
-        assert self.law is not None
-        return self.law
+        """As it was announced."""
+        return self.stated[0]
+
+    def own(self, query: CountQuery) -> PoissonNoise | DiscreteLaplace:
+        """As it was announced."""
+        return self.stated[1]
+
+    def _charge(self, query: CountQuery, users: int) -> Charge:
+        changed = query.changed_counters * self.participations
+        spent = {law: accounting.privacy_loss(law, changed).epsilon(self.budget.delta) for law in self.stated}
+        return Charge(max(spent, key=lambda law: spent[law]), changed)
 
 
 class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):
