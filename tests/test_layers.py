@@ -43,8 +43,9 @@ MAY_IMPORT = {
     "loop": "history learners mdp population privatizers",
     "episodes_kernels": "learners planning_kernels population_kernels",
     "episodes": "episodes_kernels layout learners mdp population privatizers",
+    "attacks": "counts mdp noise planning population privacy privatizers",
     "plots": "",
-    "experiments": "counts envs estimation history learners loop mdp noise planning plots population privacy "
+    "experiments": "attacks counts envs estimation history learners loop mdp noise planning plots population privacy "
     "privatizers",
     "testing": "counts envs history learners loop mdp population privatizers",
     # The network: no simulation, and no role knows another.

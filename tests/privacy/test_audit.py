@@ -437,7 +437,7 @@ def played() -> audit_module._Played:
     """400 pairs of batches with noise from a seed."""
     rng = np.random.default_rng(8)
     system = InMemory(randomize=lambda agreed, one: by_generator(agreed, one, rng))
-    bench = audit_module._Bench(CountQuery.everything(system.problem))
+    bench = audit_module.Bench(CountQuery.everything(system.problem))
     with system.begin(CHEAP, USERS, bench.query) as session:
         found = audit_module._play(bench, session, None, 400)
     assert not isinstance(found, str)

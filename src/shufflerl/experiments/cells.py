@@ -56,7 +56,10 @@ class Cell:
 def title(setting: Setting) -> str:
     """A setting in one line."""
     where = f"{described(setting.env, setting.env_parameters)}, {setting.episodes:,} episodes"
-    return f"{contender(setting)} on {where}"
+    lying = (
+        f", liars ({described(setting.liars['attack'], {'share': setting.liars['share']})})" if setting.liars else ""
+    )
+    return f"{contender(setting)} on {where}{lying}"
 
 
 def contender(setting: Setting) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from shufflerl import checks, envs, learners, privatizers
+from shufflerl import attacks, checks, envs, learners, privatizers
 from shufflerl.compiling import compiler_clock
+from shufflerl.errors import InvalidInputError
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP, UNIT, Units
@@ -38,6 +39,8 @@ class Setting:
     env_parameters: dict[str, Any]
     learner_parameters: dict[str, Any]
     privatizer_parameters: dict[str, Any]
+    #: Users who lie, if any do: {"attack": a name of `attacks`, "share": of all users}.
+    liars: dict[str, Any]
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Setting:
         env_parameters: dict[str, Any] | None = None,
         learner_parameters: dict[str, Any] | None = None,
         privatizer_parameters: dict[str, Any] | None = None,
+        liars: dict[str, Any] | None = None,
     ) -> None:
         values: dict[str, Any] = {
             "env": envs.ENVIRONMENTS.name(env),
@@ -61,6 +65,7 @@ class Setting:
             "env_parameters": env_parameters or {},
             "learner_parameters": learner_parameters or {},
             "privatizer_parameters": privatizer_parameters or {},
+            "liars": liars or {},
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -127,6 +132,12 @@ def prepare(setting: Setting, seed: int) -> Prepared:
         seed=seed,
         **setting.privatizer_parameters,
     )
+    if setting.liars:
+        if not isinstance(environment, MDP):
+            raise InvalidInputError("Liars must know the environment; choose one that has a transition table.")
+        population = attacks.LyingPopulation(environment, **setting.liars, episodes=setting.episodes, seed=seed)
+        if setting.privatizer == "shuffle" and setting.privatizer_parameters.get("noise", "users") == "users":
+            privatizer = attacks.Shouting(privatizer, population)
     return Prepared(population, learner, privatizer, optimal_value, environment.units)
 
 

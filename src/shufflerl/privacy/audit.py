@@ -52,10 +52,10 @@ CROWD = 1000
 # Tests with a random outcome; each may raise a false alarm with this part of the level.
 _RANDOM_TESTS = 10
 _CELLS = 32
-_SMALL = Problem(horizon=2, n_states=2, n_actions=2, episodes=1)
+SMALL_PROBLEM = Problem(horizon=2, n_states=2, n_actions=2, episodes=1)
 # Queries for some steps alone: of transitions, of rewards, of both, and for one family alone.
 _THREE_STEPS = Problem(horizon=3, n_states=2, n_actions=1, episodes=1)
-_PARTIAL = [
+PARTIAL_QUERIES = [
     CountQuery(_THREE_STEPS, transitions, rewards)
     for transitions, rewards in [((1,), (0, 1, 2)), ((0, 1), (0, 2)), ((0,), (2,)), ((0, 1), ()), ((), (0, 1, 2))]
 ]
@@ -119,7 +119,7 @@ class InMemory(System):
     attacked: str = "the protocol's randomizer, shuffler and analyzer in memory"
     epsilon: float = 1.0
     samples: int = 4000
-    problem: Problem = _SMALL
+    problem: Problem = SMALL_PROBLEM
 
     @contextmanager
     def begin(self, budget: Budget, users: int, query: CountQuery) -> Iterator[Session]:
@@ -244,7 +244,7 @@ def audit(
     level = checks.real("level", level, above=0, below=1)
     share = level / _RANDOM_TESTS
 
-    bench = _Bench(CountQuery.everything(system.problem))
+    bench = Bench(CountQuery.everything(system.problem))
     bound, refutable, shortfall = 0.0, math.inf, math.inf
     with system.begin(budget, users, bench.query) as session:
         tests = [bench.sensitivity(), _calibration(budget, session.protocol.noise, bench.changed)]
@@ -290,7 +290,7 @@ def audit(
 _SCHEMA = "Every message is one tag, reports are sorted, batches lose and add none."
 
 
-class _Bench:
+class Bench:
     """A problem so small that all trajectories can be listed: the first is all zeros, in the last nothing is."""
 
     def __init__(self, query: CountQuery) -> None:
@@ -314,6 +314,7 @@ class _Bench:
         return np.concatenate([[neighbour * (len(self.trajectories) - 1)], others])
 
     def sensitivity(self) -> Finding:
+        """Whether no two users differ in more counters than is accounted for."""
         stated, pairs = self.query.changed_counters, len(self.trajectories) ** 2
         return Finding(
             "sensitivity",
@@ -327,7 +328,7 @@ class _Bench:
 class _Played:
     """What the transcripts of both batches gave, axes [sample, neighbour, ...]."""
 
-    bench: _Bench
+    bench: Bench
     protocol: Protocol
     trajectories: IntArray  # [sample, neighbour, user]
     true: IntArray  # what the users did, [sample, neighbour, counter]
@@ -362,7 +363,7 @@ class _Played:
         return int((sums[:, 0] > threshold).sum()), int((sums[:, 1] < threshold).sum())
 
 
-def _play(bench: _Bench, session: Session, padding: int | None, samples: int) -> _Played | str:
+def _play(bench: Bench, session: Session, padding: int | None, samples: int) -> _Played | str:
     """Play all transcripts; where one breaks the rules, say how."""
     users, size = session.protocol.users, bench.query.size
     batches = [[bench.batch(sample, side, users) for side in (0, 1)] for sample in range(samples)]
@@ -395,7 +396,7 @@ def _play(bench: _Bench, session: Session, padding: int | None, samples: int) ->
     )
 
 
-def _one(bench: _Bench, session: Session, padding: int | None, kinds: IntArray) -> Transcript | str:
+def _one(bench: Bench, session: Session, padding: int | None, kinds: IntArray) -> Transcript | str:
     """One transcript without its padding; if it breaks the rules, how."""
     try:
         batch = session.play([bench.trajectories[kind] for kind in kinds])
@@ -467,7 +468,7 @@ def refutable_epsilon(samples: int, budget: Budget, level: float) -> float:
     if most < 0:
         return math.inf
     # At this rate either kind of error stays within that number with probability 0.95.
-    return _gaussian_epsilon(-2 * float(special.ndtri(_highest_rate(most, samples, 0.95))), budget.delta)
+    return _gaussian_epsilon(-2 * float(special.ndtri(highest_rate(most, samples, 0.95))), budget.delta)
 
 
 def visible_shortfall(noise_tags: float, level: float) -> float:
@@ -478,7 +479,7 @@ def visible_shortfall(noise_tags: float, level: float) -> float:
 
 def _lowest_mu(false_alarms: int, misses: int, samples: int, level: float) -> float:
     """The mu that so many errors show a Gaussian mechanism to have at least, with confidence 1 - level."""
-    rates = (_highest_rate(errors, samples, level / 2) for errors in (false_alarms, misses))
+    rates = (highest_rate(errors, samples, level / 2) for errors in (false_alarms, misses))
     return max(0.0, -sum(float(special.ndtri(rate)) for rate in rates))
 
 
@@ -496,7 +497,7 @@ def _curve(played: _Played, claimed: PrivacyLoss, budget: Budget, level: float) 
     deltas = np.array([claimed.delta(epsilon) for epsilon in grid])
     excess = -math.inf
     for quantile in quantiles:
-        rates = [_highest_rate(n, samples, level / 2 / len(quantiles)) for n in played.error_rates(quantile)]
+        rates = [highest_rate(n, samples, level / 2 / len(quantiles)) for n in played.error_rates(quantile)]
         for one, other in (rates, reversed(rates)):
             excess = max(excess, float((1 - one - np.exp(grid) * other - deltas).max()))
     return Finding(
@@ -515,16 +516,16 @@ def _permutation(played: _Played, level: float) -> Finding:
     orders = np.unique(np.argsort(places, axis=1) @ [64, 16, 4, 1], return_counts=True)[1]
     orders = np.pad(orders, (0, math.factorial(4) - len(orders)))
     where = np.bincount((16 * places[:, 0]).astype(np.int64), minlength=16)
-    p_value = _least(*(_chi_square(found, len(places) / len(found)) for found in (orders, where)))
-    return _judged("permutation", p_value, level, "All orders of a batch's messages are equally likely")
+    p_value = least(*(_chi_square(found, len(places) / len(found)) for found in (orders, where)))
+    return judged("permutation", p_value, level, "All orders of a batch's messages are equally likely")
 
 
 def _noise_law(played: _Played, level: float) -> Finding:
     p_value = _poisson_fit(played.noise + played.mean, played.mean)
-    return _judged("noise law", p_value, level, f"Noise on a counter is Poisson of mean {played.mean:.5g}, as declared")
+    return judged("noise law", p_value, level, f"Noise on a counter is Poisson of mean {played.mean:.5g}, as declared")
 
 
-def _crowd(bench: _Bench, session: Session, padding: int | None, level: float) -> Finding:
+def _crowd(bench: Bench, session: Session, padding: int | None, level: float) -> Finding:
     """The noise tags of a large batch, all counters together: a Poisson count."""
     batch = _one(bench, session, padding, bench.batch(0, 0, CROWD))
     if isinstance(batch, str):
@@ -532,7 +533,7 @@ def _crowd(bench: _Bench, session: Session, padding: int | None, level: float) -
     found = len(batch.released) - CROWD * bench.query.touched_counters
     law = stats.poisson(bench.query.size * session.protocol.noise.mean)
     p_value = min(1.0, 2 * float(min(law.cdf(found), law.sf(found - 1))))
-    return _judged(
+    return judged(
         "crowd", p_value, level, f"{CROWD:,} users add as much noise together ({found} tags, {law.mean():.0f} expected)"
     )
 
@@ -540,8 +541,8 @@ def _crowd(bench: _Bench, session: Session, padding: int | None, level: float) -
 def _partial_queries(system: System, budget: Budget, users: int, level: float) -> Finding:
     """The noise where some steps alone are asked for: calibrated to these, and on every counter as much as declared."""
     p_values = []
-    for query in _PARTIAL:
-        bench = _Bench(query)
+    for query in PARTIAL_QUERIES:
+        bench = Bench(query)
         with system.begin(budget, users, query) as session:
             for fixed in (bench.sensitivity(), _calibration(budget, session.protocol.noise, bench.changed)):
                 if not fixed.passed:
@@ -559,8 +560,11 @@ def _partial_queries(system: System, budget: Budget, users: int, level: float) -
         mean = transcripts * session.protocol.noise.mean
         p_values += [float(stats.chi2.sf((excesses**2).sum() / mean, query.size)) for excesses in (sent - mean, errors)]
         p_values.append(2 * float(stats.norm.sf(abs(sent.sum() - query.size * mean) / math.sqrt(query.size * mean))))
-    return _judged(
-        "partial queries", _least(*p_values), level, f"All noise is there in {len(_PARTIAL)} queries for some steps"
+    return judged(
+        "partial queries",
+        least(*p_values),
+        level,
+        f"All noise is there in {len(PARTIAL_QUERIES)} queries for some steps",
     )
 
 
@@ -568,8 +572,8 @@ def _independence(played: _Played, level: float) -> Finding:
     """Sums of independent Poisson counts are Poisson; shared noise would widen them, a fixed total narrow them."""
     tags = played.noise + played.mean
     groups = (tags, tags[:, ::2])
-    p_value = _least(*(_poisson_fit(group.sum(axis=1), group.shape[1] * played.mean) for group in groups))
-    return _judged("independence", p_value, level, "Noise on different counters is independent")
+    p_value = least(*(_poisson_fit(group.sum(axis=1), group.shape[1] * played.mean) for group in groups))
+    return judged("independence", p_value, level, "Noise on different counters is independent")
 
 
 def _message_counts(played: _Played, level: float) -> Finding:
@@ -583,8 +587,8 @@ def _message_counts(played: _Played, level: float) -> Finding:
     replaced = np.stack([_cells(extra[:, side, 0], mean)[0] for side in (0, 1)])
     filled = replaced.sum(axis=0) > 0
     opposite = stats.chi2_contingency(replaced[:, filled])[1] if filled.sum() > 1 else 1.0
-    p_value = _least(_poisson_fit(extra, mean), overall, by_user, by_trajectory, opposite)
-    return _judged(
+    p_value = least(_poisson_fit(extra, mean), overall, by_user, by_trajectory, opposite)
+    return judged(
         "message counts",
         p_value,
         level,
@@ -600,8 +604,8 @@ def _unbiasedness(played: _Played, level: float) -> Finding:
     scores = np.array([(noise * played.bench.counts[kinds]).sum() for kinds in users])
     scores /= math.sqrt(len(noise) * query.touched_counters * played.mean)
     by_user = 2 * stats.norm.sf(np.abs(scores))
-    return _judged(
-        "unbiasedness", _least(by_counter, *by_user), level, "Estimates are right on average, users counted once"
+    return judged(
+        "unbiasedness", least(by_counter, *by_user), level, "Estimates are right on average, users counted once"
     )
 
 
@@ -612,25 +616,26 @@ def _freshness(played: _Played, level: float) -> Finding:
     # Two Poisson(r) counts agree with probability exp(-2r) I_0(2r), two reports with its C-th power.
     agree = float(special.i0e(2 * played.mean / played.protocol.users)) ** size
     repeats = min(1.0, len(noise) ** 2 / 4 * agree) if played.repeated else 1.0
-    return _judged(
+    return judged(
         "freshness",
-        0.0 if played.reused else _least(repeats, 2 * stats.norm.sf(abs(score))),
+        0.0 if played.reused else least(repeats, 2 * stats.norm.sf(abs(score))),
         level,
         "No report repeats, and no noise, key or seed is used again",
     )
 
 
-def _judged(name: str, p_value: float, level: float, statement: str) -> Finding:
+def judged(name: str, p_value: float, level: float, statement: str) -> Finding:
+    """What a test with a random outcome found."""
     passed = p_value >= level
     return Finding(name, passed, p_value, f"{statement}: {'yes' if passed else 'NO'} (p = {p_value:.3g}).")
 
 
-def _least(*p_values: float) -> float:
+def least(*p_values: float) -> float:
     """The p-value of several tests together, whatever their dependence (Bonferroni)."""
     return min(1.0, len(p_values) * float(min(p_values)))
 
 
-def _highest_rate(errors: int, samples: int, level: float) -> float:
+def highest_rate(errors: int, samples: int, level: float) -> float:
     """Clopper-Pearson: the error rate is below this with confidence 1 - level."""
     return 1.0 if errors == samples else float(stats.beta.isf(level, errors + 1, samples - errors))
 

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from shufflerl import checks
 from shufflerl.counts import Query
 from shufflerl.errors import InvalidInputError
@@ -87,11 +89,18 @@ class Mechanism(ABC, Generic[Law_co]):
         """What a batch costs each of its users, all participations together."""
         return self._charge(self._accounted(query), users)
 
-    def variance_range(self, query: Query, users: int = 1) -> tuple[float, float] | None:
-        """The variance of noise in a batch whose users touch one counter alone, and all of them; see `Release`."""
+    def variance_range(self, query: Query, users: int = 1) -> tuple[float, ...] | None:
+        """The variance of noise in a batch whose users touch one counter alone, two, up to all; see `Release`.
+
+        Calibrated for some of these numbers, and linear between: the law of the noise may change with them.
+        """
         if not self.scales:
             return None
-        return self.noise(query.narrowest, users).variance, self.noise(query.widest, users).variance
+        most = query.widest.touched_counters
+        some = {1, 2, 3, 4, *(step << k for k in range(1, most.bit_length()) for step in (3, 4)), most}
+        known = sorted(touched for touched in some if touched <= most)
+        variances = [self.noise(query.touching(touched), users).variance for touched in known]
+        return tuple(np.interp(range(1, most + 1), known, variances).tolist())
 
     def certificate(self, query: Query) -> Certificate:
         """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch.
@@ -273,30 +282,27 @@ class ServersNoise(Mechanism[NoiseSum]):
 
 @dataclass(frozen=True)
 class StatedServers(ServersNoise):
-    """Noise by the servers of laws that were stated, not calibrated: of the budget only delta counts.
+    """Servers' noise of laws that were announced, not calibrated: of the budget only delta counts.
 
-    `law` is that of the dummies, `own_law` the coordinator's: the same uncut, unless it says otherwise. What is charged
-    is whichever protects less.
+    `stated` are the law of the dummies and that of the coordinator. What is charged is whichever protects less.
     """
 
-    law: PoissonNoise | TruncatedLaplace | None = None
-    own_law: PoissonNoise | DiscreteLaplace | None = None
+    stated: tuple[PoissonNoise | TruncatedLaplace, PoissonNoise | DiscreteLaplace] = ()  # type: ignore[assignment]
 
     scales: ClassVar[bool] = False
 
     def dummies(self, query: Query) -> PoissonNoise | TruncatedLaplace:
-        """The stated law."""
-        assert self.law is not None
-        return self.law
+        """As it was announced."""
+        return self.stated[0]
 
     def own(self, query: Query) -> PoissonNoise | DiscreteLaplace:
-        """The stated law."""
-        return super().own(query) if self.own_law is None else self.own_law
+        """As it was announced."""
+        return self.stated[1]
 
     def _charge(self, query: Query, users: int) -> Charge:
-        changed, laws = query.changed_counters * self.participations, (self.dummies(query), self.own(query))
-        spent = [accounting.privacy_loss(law, changed).epsilon(self.budget.delta) for law in laws]
-        return Charge(laws[spent[1] > spent[0]], changed)
+        changed = query.changed_counters * self.participations
+        spent = {law: accounting.privacy_loss(law, changed).epsilon(self.budget.delta) for law in self.stated}
+        return Charge(max(spent, key=lambda law: spent[law]), changed)
 
 
 class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):
