@@ -144,7 +144,7 @@ def halved_where_asked_in_part(patch: pytest.MonkeyPatch) -> None:
     real = protocol._noise_tags
 
     def noise(agreed: Protocol) -> IntArray:
-        return real(agreed if agreed.query == CountQuery.everything(agreed.query) else less(agreed))
+        return real(agreed if agreed.query == agreed.query.widest else less(agreed))
 
     patch.setattr(protocol, "_noise_tags", noise)
 
