@@ -15,7 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from bench.measure import Figure, SkippedError, medians, seconds
-from shufflerl import Batch, CountQuery, Mixture, envs
+from shufflerl import Batch, CountQuery, Mixture, Problem, envs
 from shufflerl.envs.gym import tabular_env
 from shufflerl.network import demo
 from shufflerl.network.coordinator.opening import count
@@ -39,6 +39,7 @@ def run() -> list[Figure]:
 def announced(users: int) -> tuple[Agreement, X25519PrivateKey, wire.Announcement]:
     """A batch of the paper's problem: RiverSwim with 4 states and 6 steps."""
     problem = envs.make("riverswim").problem(users)
+    assert isinstance(problem, Problem)
     query = CountQuery.everything(problem)
     batch = Batch(0, users, Mixture.single(np.zeros((6, 4), dtype=int)), query)
     key = crypto.new_box_key()

@@ -36,9 +36,9 @@ MAY_IMPORT = {
     "privacy": "counts mdp noise returns",
     "privatizers": "counts mdp noise privacy returns",
     # Simulation, where the three meet.
-    "envs": "mdp",
+    "envs": "mdp policies returns",
     "population_kernels": "",
-    "population": "counts mdp population_kernels",
+    "population": "counts mdp population_kernels returns",
     "history": "counts mdp planning",
     "loop": "history learners mdp population privatizers",
     "episodes_kernels": "learners planning_kernels population_kernels",
@@ -52,22 +52,23 @@ MAY_IMPORT = {
     "network.faults": "",
     "network.logs": "",
     "network.workers": "",
-    "network.protocol": "counts envs mdp noise privacy",
+    "network.protocol": "counts envs mdp noise policies privacy returns",
     "network.stores": "network.faults network.logs network.protocol",
     "network.web": "network.logs network.protocol",
-    "network.node": "counts envs network.protocol network.stores network.web network.workers privacy",
+    "network.node": "counts envs network.protocol network.stores network.web network.workers policies privacy returns",
     "network.shuffler": "network.faults network.logs network.protocol network.stores network.web network.workers "
     "privacy",
     "network.coordinator": "counts learners mdp network.faults network.logs network.protocol network.stores "
-    "network.web network.workers noise privacy",
-    "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy",
+    "network.web network.workers noise privacy returns",
+    "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy returns",
     "network.audit": "counts learners mdp network.coordinator network.node network.protocol network.shuffler "
     "network.stores noise privacy",
+    "network.audit_servers": "counts network.audit network.node network.protocol network.shuffler noise privacy",
     "network.roles": "network.config network.coordinator network.logs network.node network.protocol "
     "network.shuffler network.stores network.web",
     "network.demo": "envs mdp network.protocol network.roles planning",
     "network.commands": "network.config network.demo network.node network.protocol network.roles privacy",
-    "cli": "envs experiments learners network.audit network.commands privacy privatizers",
+    "cli": "envs experiments learners network.audit network.audit_servers network.commands privacy privatizers",
     "__main__": "cli",
 }
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shufflerl.experiments.setting import Run, Setting
+    from shufflerl.network.audit_servers import NetworkServers
     from shufflerl.privacy.audit import System
     from shufflerl.registry import Registry
 
@@ -300,6 +301,8 @@ class AuditPath(StrEnum):
     protocol = "protocol"
     tags = "tags"
     sums = "sums"
+    servers_tags = "servers-tags"
+    servers_sums = "servers-sums"
 
 
 @app.command()
@@ -307,7 +310,7 @@ def audit(
     path: Annotated[
         AuditPath,
         typer.Option(
-            help="The protocol in memory, or the networked system by its transport: sealed tags, masked sums."
+            help="The protocol in memory, or the networked system by its transport, noise by users or by servers."
         ),
     ] = AuditPath.all,
     epsilon: Annotated[
@@ -323,22 +326,21 @@ def audit(
     """Attack the system's own code and report the privacy loss that can be shown; fails if that exceeds the claim."""
     from shufflerl.privacy.accounting import Budget
     from shufflerl.privacy.audit import InMemory
-    from shufflerl.privacy.audit import audit as attack
 
-    systems: list[System] = [InMemory()] if path in (AuditPath.all, AuditPath.protocol) else []
+    systems: list[System | NetworkServers] = [InMemory()] if path in (AuditPath.all, AuditPath.protocol) else []
     missing = None
     try:
         systems += [] if path == AuditPath.protocol else _networks(path)
     except MissingExtraError as reason:
         if path != AuditPath.all:
             raise
-        missing = f"Not attacked: tags, sums. {reason}"
+        missing = f"Not attacked: tags, sums, servers-tags, servers-sums. {reason}"
     reports = []
     for system in systems:
         budget = Budget(system.epsilon if epsilon is None else epsilon, delta)
         # What the protocol in memory plays in seconds would take the network's seals an hour.
         asked = samples if system is systems[0] else None
-        reports.append(attack(budget, samples=asked, users=users, system=system))
+        reports.append(system.audit(budget, samples=asked, users=users))
         if not as_json:
             typer.echo(f"{reports[-1]}\n")
     passed = all(report.passed for report in reports)
@@ -351,13 +353,16 @@ def audit(
         raise typer.Exit(1)
 
 
-def _networks(path: AuditPath) -> list[System]:
+def _networks(path: AuditPath) -> list[System | NetworkServers]:
     from shufflerl.network import check_installed
 
     check_installed()
     from shufflerl.network.audit import Network
+    from shufflerl.network.audit_servers import NetworkServers
 
-    return [Network(name) for name in ("tags", "sums") if path in (AuditPath.all, name)]
+    systems: list[System | NetworkServers] = [Network("tags"), Network("sums")]
+    systems += [NetworkServers("tags"), NetworkServers("sums")]
+    return [system for system in systems if path in (AuditPath.all, system.path)]
 
 
 def _tell_time(setting: Setting, first: int, seeds: int) -> None:

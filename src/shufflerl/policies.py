@@ -7,6 +7,7 @@ counts them; `pack` and `unpack` turn it into bytes and back, exactly, and refus
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -205,7 +206,7 @@ def pack(family: Family, policies: NDArray[Any]) -> bytes:
 
 def unpack(family: Family, packed: bytes) -> NDArray[Any]:
     """Inverse of `pack`, checked: how long it is before anything is made of it, and every number."""
-    each = int(np.prod(family.shape)) * np.dtype(family.stored).itemsize
+    each = math.prod(family.shape) * np.dtype(family.stored).itemsize
     if not packed or len(packed) % each:
         raise InvalidInputError(f"The policies have {len(packed):,} bytes; expected {each:,} for each policy.")
     numbers = np.frombuffer(packed, dtype=family.stored).reshape(-1, *family.shape)

@@ -7,10 +7,11 @@ from typing import Protocol
 import numpy as np
 
 from shufflerl import population_kernels as kernels
-from shufflerl.arrays import IntArray, PolicyArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Batch, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
-from shufflerl.mdp import MAX_EPISODES, MDP
+from shufflerl.mdp import MAX_EPISODES, MDP, Mixture
+from shufflerl.returns import ReturnQuery, Returns
 from shufflerl.seeding import Seed, stream
 
 #: More users than this, played one by one, are refused: their trajectories would fill the memory.
@@ -38,6 +39,46 @@ class Player(Protocol):
         ...
 
 
+class Game(Protocol):
+    """An environment of which only returns are known, such as those of `envs.players`."""
+
+    def returns(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> FloatArray:
+        """returns[i] of one episode each by user i under policy given[i] of the mixture."""
+        ...
+
+
+class ReturnPopulation:
+    """Users who each play one of the batch's policies, drawn by the user, and are counted by its return."""
+
+    mdp: None = None
+
+    def __init__(self, game: Game, seed: Seed) -> None:
+        self._game = game
+        self.rng = stream(seed, "users")
+
+    def __repr__(self) -> str:
+        return f"ReturnPopulation({self._game})"
+
+    def play(self, batch: Batch) -> Counts:
+        """Let every user of the batch play its episode."""
+        _check_number(batch.users)
+        given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
+        returns = self._game.returns(batch.mixture, given, self.rng)
+        return _counted(batch, given, returns, self.rng)
+
+
+def _check_number(users: int) -> None:
+    if users > MAX_PLAYED:
+        raise InvalidInputError(
+            f"A batch of {users:,} users is more than the {MAX_PLAYED:,} that can play one by one; "
+            "use CountPopulation, which draws their counts at once, or smaller batches."
+        )
+
+
+def _counted(batch: Batch, given: IntArray, returns: FloatArray, rng: np.random.Generator) -> Counts:
+    return Counts.of(batch, Returns.drawn(batch.query, given, returns, rng), float(returns.sum()))
+
+
 class CountPopulation:
     """Independent users of an MDP, simulated by drawing their counts: exact in law, at a cost independent of n."""
 
@@ -52,6 +93,8 @@ class CountPopulation:
         """Draw the counts of batch.users independent episodes."""
         mdp, query, mixture = self.mdp, batch.query, batch.mixture
         mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
+        if isinstance(query, ReturnQuery):
+            return _tabular_returns(mdp, batch, self.rng)
         if batch.users > MAX_EPISODES:
             raise InvalidInputError(
                 f"A batch of {batch.users} users is more than the {MAX_EPISODES:.0e} that can be drawn."
@@ -86,11 +129,7 @@ class TrajectoryPopulation:
     def trajectories(self, batch: Batch) -> Trajectories:
         """Let every user of the batch play its episode."""
         mixture = batch.mixture
-        if batch.users > MAX_PLAYED:
-            raise InvalidInputError(
-                f"A batch of {batch.users:,} users is more than the {MAX_PLAYED:,} that can play one by one; "
-                "use CountPopulation, which draws their counts at once, or smaller batches."
-            )
+        _check_number(batch.users)
         if self.mdp is not None:
             mdp = self.mdp
             mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
@@ -105,12 +144,32 @@ class TrajectoryPopulation:
                     batch.users,
                 )
             )
+        return self._played(mixture, self.rng.choice(len(mixture.weights), size=batch.users, p=mixture.weights))
+
+    def _played(self, mixture: Mixture, given: IntArray) -> Trajectories:
         assert self._player is not None
-        given = self.rng.choice(len(mixture.weights), size=batch.users, p=mixture.weights)
         episodes = [self._player.play(mixture.policies[m], self.rng) for m in given]
         states, actions, rewards = (np.stack(column) for column in zip(*episodes, strict=True))
         return Trajectories(states, actions, rewards)
 
     def play(self, batch: Batch) -> Counts:
         """Let every user play and count."""
-        return Counts.of(batch, self.trajectories(batch))
+        if not isinstance(batch.query, ReturnQuery):
+            return Counts.of(batch, self.trajectories(batch))
+        if self.mdp is not None:
+            return _tabular_returns(self.mdp, batch, self.rng)
+        _check_number(batch.users)
+        given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
+        rewards = self._played(batch.mixture, given).rewards
+        return _counted(batch, given, rewards.sum(axis=1).astype(np.float64), self.rng)
+
+
+def _tabular_returns(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts:
+    """The counts of users of an MDP who are counted by their returns: policies are played one after the other."""
+    mixture = batch.mixture
+    mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
+    _check_number(batch.users)
+    each = rng.multinomial(batch.users, mixture.weights / mixture.weights.sum())
+    arguments = (*mdp.rows, mdp.rewards, mdp.start, mixture.policies)
+    returns = np.concatenate([kernels.play_returns(rng, *arguments, m, int(users)) for m, users in enumerate(each)])
+    return _counted(batch, np.repeat(np.arange(len(each)), each), returns, rng)

@@ -162,3 +162,31 @@ def play_users(
                 first, end = row_starts[row], row_starts[row + 1]
                 x = successors[first + invert(rng.random(), probabilities[first:end])]
     return xs, actions, bits
+
+
+@compiled
+def play_returns(
+    rng: Generator,
+    row_starts: IntArray,
+    successors: StateArray,
+    probabilities: FloatArray,
+    rewards: FloatArray,
+    start: FloatArray,
+    policies: PolicyArray,
+    given: int,
+    users: int,
+) -> FloatArray:
+    """The sums of reward bits of so many users who play policy `given`, one user after the other."""
+    horizon, states = policies.shape[1:]
+    n_actions = rewards.shape[2]
+    returns = np.zeros(users)
+    for i in range(users):
+        x = draw_one(rng, start)
+        for h in range(horizon):
+            a = policies[given, h, x]
+            returns[i] += rng.random() < rewards[h, x, a]
+            if h + 1 < horizon and states > 1:
+                row = (h * states + x) * n_actions + a
+                first, end = row_starts[row], row_starts[row + 1]
+                x = successors[first + invert(rng.random(), probabilities[first:end])]
+    return returns

@@ -24,7 +24,7 @@ from shufflerl.seeding import stream
 
 #: Parameters that an environment cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {"gymnasium": {"id": "FrozenLake-v1", "horizon": 5}}
-NAMES = [name for name, _ in ENVIRONMENTS]
+NAMES = [name for name, _ in ENVIRONMENTS if name != "spectrum-sensing"]  # of that returns alone are known
 DRAWN_AT_RANDOM = ["bandit", "deepsea", "random"]
 
 
@@ -137,8 +137,15 @@ class TestMake:
             make("bandit", wrong)
 
     def test_required_parameter(self) -> None:
-        with pytest.raises(InvalidInputError, match="environment 'gymnasium' needs the parameter 'horizon'"):
-            make("gymnasium", id="FrozenLake-v1")
+        with pytest.raises(InvalidInputError, match="environment 'gymnasium' needs the parameter 'id'"):
+            make("gymnasium", horizon=5)
+
+    def test_gymnasiums_ids_are_names_and_bring_their_time_limit(self) -> None:
+        lake = make("FrozenLake8x8-v1")
+        assert isinstance(lake, MDP)
+        assert (lake.horizon, lake.n_states) == (200, 65)
+        with pytest.raises(InvalidInputError, match="has no time limit of its own; give horizon"):
+            make("Blackjack-v1")
 
     def test_parameters_from_the_command_line(self) -> None:
         chosen = ENVIRONMENTS.parse("random", ["n_states=3", "branching=none", "homogeneous=true"])

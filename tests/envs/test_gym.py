@@ -365,11 +365,6 @@ class TestSimulators:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
-    def test_continuous_spaces(self, id: str) -> None:
-        with pytest.raises(InvalidInputError, match=r"has observations Box.* Supported are Discrete, MultiDiscrete"):
-            make("gymnasium", id=id, horizon=3)
-
     def test_actions_that_are_not_discrete(self) -> None:
         with pytest.raises(InvalidInputError, match=r"actions MultiDiscrete\(\[2\]\). Supported are"):
             GymSimulator(Scripted(action_space=spaces.MultiDiscrete([2])), 2, -1, 1)

@@ -15,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from shufflerl.errors import InvalidInputError, MissingExtraError, StateMismatchError
+from shufflerl.mdp import Problem
 from shufflerl.network import check_installed, demo, logs, roles
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
 from shufflerl.network.node.reporting import Invitation
@@ -31,6 +32,7 @@ def test_the_examples_are_settings() -> None:
     shuffler = read(ShufflerConfig, EXAMPLES / "shuffler.toml")
     assert shuffler.limits.min_batch_size == 100
     run = read(CoordinatorConfig, EXAMPLES / "coordinator.toml").run
+    assert isinstance(run.problem, Problem)
     assert (run.problem.n_states, run.problem.episodes, run.budget.epsilon) == (4, 20_000, 1.0)
     run.make_learner()
     node = read(NodeConfig, EXAMPLES / "node.toml")
@@ -74,7 +76,8 @@ def test_wrong_values_are_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="either"):
         _ = read(CoordinatorConfig, None, episodes=10, epsilon=1.0).run
     shape = {"horizon": 2, "states": 3, "actions": 2}
-    assert read(CoordinatorConfig, None, episodes=10, epsilon=1.0, shape=shape).run.problem.n_states == 3
+    shaped = read(CoordinatorConfig, None, episodes=10, epsilon=1.0, shape=shape).run
+    assert shaped.problem.fingerprint == Problem(2, 3, 2, 10).fingerprint
     for text, message in ((None, "No such file"), ("", "has no tokens"), ("00\n", "Line 1 of .* is wrong")):
         if text is not None:
             (tmp_path / "tokens").write_text(text)
@@ -348,6 +351,7 @@ def test_the_demonstration_is_told() -> None:
         "users": 5000,
         "learner": "sdp-pe",
         "environment": "spectrum",
+        "noise": "servers",
         "batches": [
             {"transport": "tags", "messages": 99},
             {"transport": "sums", "messages": 20},
@@ -365,7 +369,8 @@ def test_the_demonstration_is_told() -> None:
     for part in ("5,000 users", "67% of the way", "THE CERTIFICATE", "not one origin", "shuffler 100 MB"):
         assert part in text
     assert (
-        "99 messages in random order, true and noise alike; 50 random seeds of masks in random order and 2 sums" in text
+        "99 messages in random order, users' and dummies alike; 50 random seeds of masks in random order and 2 sums"
+        in text
     )
 
 

@@ -30,7 +30,8 @@ CERTIFICATE = {
     "delta": 1e-5,
     "budget_epsilon": 3.0,
     "model": "shuffle",
-    "mechanism": "one-bit messages with Poisson noise tags, shuffled per batch",
+    "mechanism": "one sealed tag per family and step; dummies by the shuffler and noise by the coordinator",
+    "against": "The coordinator: the shuffler's dummies. The shuffler: the coordinator's noise.",
     "noise_sd": 17.3,
     "noise_on": "on every counter of every batch",
     "changed_counters": 30,
@@ -38,7 +39,7 @@ CERTIFICATE = {
     "spent": 2.9998,
     "neighbours": "Two runs are neighbours if one user's whole trajectory is replaced by any other.",
     "implies": "Shuffle privacy implies joint differential privacy (billboard lemma).",
-    "assumptions": {"unique users": "A user takes part once.", "honest shuffler": "It does not collude."},
+    "assumptions": {"unique users": "A user takes part once.", "separate servers": "They do not collude."},
 }
 
 
@@ -107,6 +108,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "epsilon_spent": 2.9998,
         "epsilon_budget": 3.0,
         "delta": 1e-5,
+        "noise": "servers",
         "shuffler": "http://127.0.0.1:8742",
         "shuffler_says": heard("open", 812),
         "trouble": None,
@@ -226,6 +228,7 @@ SHUFFLER: dict[str, dict[str, Any]] = {
             "batches": [heard("open", 812), heard("sealed", 500, 500, 2, attempt=1, extensions=2)],
             "accepted": 4_992,
             "refused": {"duplicate": 3, "late": 12, "unauthorized": 1},
+            "dummies": 56_000.0,
             "queued": 4,
             "released": 6,
             "release_seconds": 0.041,
@@ -238,6 +241,7 @@ SHUFFLER: dict[str, dict[str, Any]] = {
             "batches": [],
             "accepted": 0,
             "refused": {},
+            "dummies": 0.0,
             "queued": 0,
             "released": 0,
             "release_seconds": None,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -116,7 +117,7 @@ class World:
             transport=self.transport,
             excludable=self.excludable,
         )
-        return said if not changes else Announcement(**{**_fields(said), **changes})
+        return altered(said, **changes)
 
     def announce(self, number: int = 0, attempt: int = 0, **changes: Any) -> wire.BatchStatus:
         return self.shuffler.announce(self.coordinator.sign(self.announcement(number, attempt, **changes)))
@@ -187,8 +188,10 @@ class World:
         return None if outcome.problem is None else outcome.problem.type.rpartition(":")[2]
 
 
-def _fields(said: Announcement) -> dict[str, Any]:
-    return {name: getattr(said, name) for name in said.__struct_fields__}
+def altered(said: Announcement, **changes: Any) -> Announcement:
+    """The announcement with other values, of its query too."""
+    of_query = {name: changes.pop(name) for name in said.query.__struct_fields__ if name in changes}
+    return msgspec.structs.replace(said, query=msgspec.structs.replace(said.query, **of_query), **changes)
 
 
 def meaning_of(world: World, **changes: Any) -> Agreement:

@@ -8,38 +8,66 @@ imported before it. Code that imports nothing of ours can have Gymnasium do it:
 
 from __future__ import annotations
 
+import functools
+import re
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from shufflerl.envs.from_gymnasium import GymSimulator
+from shufflerl.envs.from_gymnasium import GymSimulator, from_gymnasium
+from shufflerl.envs.players import Player
 from shufflerl.mdp import MDP
 from shufflerl.registry import Entry, Registry
 from shufflerl.seeding import Seed, stream
 
-__all__ = ["ENVIRONMENTS", "GymSimulator", "make"]
+__all__ = ["ENVIRONMENTS", "GymSimulator", "Player", "make"]
 
-ENVIRONMENTS = Registry(
+
+@dataclass(frozen=True)
+class _GymEntry(Entry):
+    """An environment by its Gymnasium id, which is then no parameter."""
+
+    id: str
+
+    def load(self) -> Callable[..., Any]:
+        return functools.partial(from_gymnasium, id=self.id)
+
+
+class _Environments(Registry):
+    """Ours by name, and Gymnasium's by their ids, such as CartPole-v1."""
+
+    def entry(self, name: str) -> Entry:
+        if isinstance(name, str) and re.fullmatch(r"[\w./:-]+-v\d+", name):
+            return _GymEntry("", f"Gymnasium's {name}", name)
+        return super().entry(name)
+
+
+ENVIRONMENTS = _Environments(
     "environment",
     {
         "riverswim": Entry("shufflerl.envs.riverswim:riverswim", "the paper's RiverSwim: swim upstream for the reward"),
         "bandit": Entry("shufflerl.envs.bandit:bandit", "the paper's bandit: every user's arms differ a little"),
         "spectrum": Entry("shufflerl.envs.spectrum:spectrum", "dynamic spectrum access: transmit, wait or retune"),
+        "spectrum-sensing": Entry(
+            "shufflerl.envs.sensing:sensing", "dynamic spectrum access with noisy energies of many channels"
+        ),
         "deepsea": Entry("shufflerl.envs.deepsea:deepsea", "DeepSea: one treasure behind a chain of right moves"),
         "random": Entry("shufflerl.envs.random_mdp:random_mdp", "an MDP drawn at random"),
         "gymnasium": Entry(
-            "shufflerl.envs.from_gymnasium:from_gymnasium", "any Gymnasium environment with discrete spaces, by its id"
+            "shufflerl.envs.from_gymnasium:from_gymnasium", "any Gymnasium environment, by its id: write that alone"
         ),
     },
     given=1,  # a generator
-    makes=(MDP, GymSimulator),
+    makes=(MDP, GymSimulator, Player),
     group="shufflerl.environments",
 )
 
 
-def make(name: str, /, seed: Seed | None = None, **parameters: Any) -> MDP | GymSimulator:
+def make(name: str, /, seed: Seed | None = None, **parameters: Any) -> MDP | GymSimulator | Player:
     """The environment `name` with these parameters; whatever in it is random is drawn from `seed`, if there is one.
 
     "module:my_environment" is a name too: a function of a NumPy generator and of the parameters.
@@ -48,7 +76,7 @@ def make(name: str, /, seed: Seed | None = None, **parameters: Any) -> MDP | Gym
     6
     """
     rng = np.random.default_rng() if seed is None else stream(seed, "environment")
-    environment: MDP | GymSimulator = ENVIRONMENTS.make(name, rng, **parameters)
+    environment: MDP | GymSimulator | Player = ENVIRONMENTS.make(name, rng, **parameters)
     return environment
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from shufflerl import checks
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
+from shufflerl.envs.players import TASKS, ControlTask, GymPlayer, Player
 from shufflerl.errors import InvalidInputError, UnknownNameError
 from shufflerl.mdp import MDP, Problem, Units, homogeneous
 
@@ -26,12 +27,14 @@ def from_gymnasium(
     rng: np.random.Generator,
     *,
     id: str,
-    horizon: int,
+    horizon: int | None = None,
     reward_low: float | None = None,
     reward_high: float | None = None,
+    return_low: float | None = None,
+    return_high: float | None = None,
     options: str = "{}",
-) -> MDP | GymSimulator:
-    """The Gymnasium environment `id`, cut or prolonged to `horizon` steps; its own time limit does not apply.
+) -> MDP | GymSimulator | Player:
+    """The Gymnasium environment `id`, cut or prolonged to `horizon` steps; unless given, its own time limit.
 
     An id without version, such as Taxi, is the newest that Gymnasium has. With a transition table (`P` and
     `initial_state_distrib`, as FrozenLake, Taxi and CliffWalking have) it becomes an `MDP` with that known support
@@ -41,10 +44,21 @@ def from_gymnasium(
     horizon*low)/(high - low); `units` lead back. The range is the table's, with the 0 of the added state; a
     simulator's must be given unless the environment declares a `reward_range`. `options` are keyword arguments of the
     environment as a JSON object, such as '{"is_slippery": false}'.
+
+    With a Box as observation or action it becomes a `GymPlayer`, of which returns alone are asked: they lie from
+    `return_low` to `return_high` where these are given, and are found by a private first batch where not. CartPole,
+    MountainCar and Acrobot are played in compiled code of the same dynamics.
     """
     del rng
-    steps = checks.whole("horizon", horizon, least=1)
+    if id in TASKS and (horizon, return_low, return_high, options) == (None, None, None, "{}"):
+        return ControlTask(id)
     env = _made(id, options)
+    limit = None if env.spec is None else _time_limit(env.spec.id)
+    if horizon is None and limit is None:
+        raise InvalidInputError(f"{id} has no time limit of its own; give horizon=...")
+    steps = checks.whole("horizon", limit if horizon is None else horizon, least=1)
+    if _has_box(env):
+        return GymPlayer(env, steps, return_low, return_high)
     observations, actions = _checked_spaces(env)
     inner: Any = env.unwrapped
     if getattr(inner, "P", None) is not None and len(observations.sizes) == 1:
@@ -158,6 +172,16 @@ def _made(id: str, options: str) -> gymnasium.Env[Any, Any]:
             "the environment needs."
         ) from reason
     return env
+
+
+def _time_limit(id: str) -> int | None:
+    limit: int | None = import_module("gymnasium").spec(id).max_episode_steps
+    return limit
+
+
+def _has_box(env: gymnasium.Env[Any, Any]) -> bool:
+    box = import_module("gymnasium.spaces").Box
+    return isinstance(env.observation_space, box) or isinstance(env.action_space, box)
 
 
 class _Grid(NamedTuple):

@@ -17,9 +17,13 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP, UNIT, Units
-from shufflerl.population import CountPopulation, Population, TrajectoryPopulation
+from shufflerl.population import CountPopulation, Population, ReturnPopulation, TrajectoryPopulation
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.registry import Own
+from shufflerl.seeding import stream
+
+#: Episodes of the policy deployed last, which are played after the run.
+FINAL_EPISODES = 100
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Setting:
         entries = (registry.entry(name) for name, registry in named.items())
         return tuple(entry for entry in entries if isinstance(entry, Own))
 
-    def environment(self, seed: int) -> MDP | envs.GymSimulator:
+    def environment(self, seed: int) -> MDP | envs.GymSimulator | envs.Player:
         """The environment that a seed's run lives in."""
         return envs.make(self.env, checks.whole("seed", seed, least=0), **self.env_parameters)
 
@@ -86,7 +90,9 @@ class Setting:
 class Run:
     """One seed's run; `records` are its learner's, `seconds` how long it learned, without compilation.
 
-    What it earned and lost is as inside, with rewards of 0 to 1; `units` are the environment's own.
+    What it earned and lost is as inside, with rewards of 0 to 1; `units` are the environment's own. `final_return` is
+    the mean of 100 fresh episodes of the policy deployed last, in the environment's own units; None where rewards are
+    bits and regret or what was earned says as much.
     """
 
     seed: int
@@ -95,6 +101,7 @@ class Run:
     certificate: Certificate | None
     records: list[dict[str, Any]]
     seconds: float
+    final_return: float | None
     units: Units = UNIT
 
 
@@ -102,6 +109,7 @@ class Run:
 class Prepared:
     """All that a seed's run needs, made and checked; nothing has been played yet."""
 
+    environment: MDP | envs.GymSimulator | envs.Player
     population: Population
     learner: learners.Learner
     privatizer: privatizers.Privatizer
@@ -120,6 +128,8 @@ def prepare(setting: Setting, seed: int) -> Prepared:
     population: Population
     if isinstance(environment, MDP):
         population, optimal_value = CountPopulation(environment, seed), environment.optimal_value
+    elif isinstance(environment, envs.Player):
+        population, optimal_value = ReturnPopulation(environment, seed), None
     else:
         population, optimal_value = TrajectoryPopulation(environment, seed), None
     problem = environment.problem(setting.episodes)
@@ -138,7 +148,7 @@ def prepare(setting: Setting, seed: int) -> Prepared:
         population = attacks.LyingPopulation(environment, **setting.liars, episodes=setting.episodes, seed=seed)
         if setting.privatizer == "shuffle" and setting.privatizer_parameters.get("noise", "users") == "users":
             privatizer = attacks.Shouting(privatizer, population)
-    return Prepared(population, learner, privatizer, optimal_value, environment.units)
+    return Prepared(environment, population, learner, privatizer, optimal_value, environment.units)
 
 
 def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
@@ -148,7 +158,17 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
     with compiler_clock() as compiling:
         history = learn(made.learner, made.population, made.privatizer, progress=progress)
         seconds = time.perf_counter() - began - compiling()
-    return Run(seed, made.optimal_value, history, made.certificate, made.learner.records, seconds, made.units)
+    final = _final_return(made.environment, history, seed)
+    return Run(seed, made.optimal_value, history, made.certificate, made.learner.records, seconds, final, made.units)
+
+
+def _final_return(environment: object, history: History, seed: int) -> float | None:
+    if not isinstance(environment, envs.Player):
+        return None
+    last = history.mixture(len(history) - 1)
+    given = np.full(FINAL_EPISODES, int(last.weights.argmax()))
+    # Fresh episodes: no learner has seen any of this stream.
+    return float(environment.returns(last, given, stream(seed, "environment")).mean())
 
 
 #: Problems of fewer counters take no time to speak of.
@@ -204,6 +224,10 @@ def summary(setting: Setting, runs: list[Run]) -> dict[str, Any]:
             "per_seed": regrets.tolist() if known else [None] * len(runs),
         },
         "reward_per_episode": None if math.isnan(earned) else earned,
+        "final_return": {
+            "mean": None if runs[0].final_return is None else float(np.mean([run.final_return for run in runs])),
+            "per_seed": [run.final_return for run in runs],
+        },
         "switches": {"mean": float(np.mean([run.history.switches for run in runs]))},
         "optimal_value": float(np.mean(optima)) if known else None,
         "certificate": None if runs[0].certificate is None else runs[0].certificate.as_dict(),

@@ -7,6 +7,7 @@ from typing import Any
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Problem
 from shufflerl.registry import Entry, Registry
+from shufflerl.returns import ReturnProblem
 from shufflerl.seeding import Seed
 
 LEARNERS = Registry(
@@ -14,6 +15,9 @@ LEARNERS = Registry(
     {
         "sdp-pe": Entry("shufflerl.learners.sdp_pe:SDPPE", "the paper's policy elimination in growing stages"),
         "optimistic": Entry("shufflerl.learners.optimistic:Optimistic", "optimism on denoised, pooled counts"),
+        "policy-search": Entry(
+            "shufflerl.learners.policy_search:PolicySearch", "linear or neural policies, compared by noisy returns"
+        ),
         "ucbvi": Entry("shufflerl.learners.ucbvi:UCBVI", "upper confidence bound value iteration, optimistic"),
     },
     given=2,  # a problem and a seed
@@ -22,7 +26,7 @@ LEARNERS = Registry(
 )
 
 
-def make(name: str, problem: Problem, seed: Seed, **parameters: Any) -> Learner:
+def make(name: str, problem: Problem | ReturnProblem, seed: Seed, **parameters: Any) -> Learner:
     """The learner of that name for a problem, with its own stream of random numbers.
 
     "module:MyLearner" is a name too.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery, Trajectories
@@ -26,17 +27,18 @@ from shufflerl.errors import ContractError, PrivacyWarning
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Problem
-from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.coordinator import Coordinator
+from shufflerl.network.coordinator.coordinator import Run as Settings
 from shufflerl.network.coordinator.opening import Counted, Opener
 from shufflerl.network.node import composing, node
 from shufflerl.network.node.reporting import Checked, Invitation, check_signatures
 from shufflerl.network.protocol import crypto, masking, wire
-from shufflerl.network.protocol.agreement import Agreement, Terms
+from shufflerl.network.protocol.agreement import Agreement, NoiseBy, Terms, parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey
-from shufflerl.network.protocol.wire import Action, Announcement, Report, Signed, Transport, Verdict
+from shufflerl.network.protocol.wire import Action, Announcement, Outcome, Report, Signed, Transport, Verdict
 from shufflerl.network.shuffler import mixing
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
-from shufflerl.network.stores.store import BatchRow, SQLiteStore
+from shufflerl.network.stores.store import BatchId, BatchRow, SQLiteStore
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit import Session, System, Transcript
@@ -69,20 +71,31 @@ class Network(System):
     @contextmanager
     def begin(self, budget: Budget, users: int, query: CountQuery) -> Iterator[Session]:
         """See `System`."""
-        # There is nothing to keep, so no disk to wait for.
-        in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        with tempfile.TemporaryDirectory(prefix="shufflerl-audit-", dir=in_memory) as folder:
-            runs = [_Run(Path(folder, "0"), self._transport, budget, users, query)]
+        with running(self._transport, budget, users, query, "users") as current:
+            yield Session(current().protocol, lambda trajectories: current().play(trajectories))
 
-            def play(trajectories: Sequence[Trajectories]) -> Transcript:
-                if runs[-1].coordinator.pending is None:
+
+@contextmanager
+def running(
+    transport: Literal["tags", "sums"], budget: Budget, users: int, query: CountQuery, noise: NoiseBy
+) -> Iterator[Callable[[], Run]]:
+    """Runs, one after the other: the current one has a batch to be played."""
+    # There is nothing to keep, so no disk to wait for.
+    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="shufflerl-audit-", dir=in_memory) as folder:
+        runs: list[Run] = []
+
+        def current() -> Run:
+            if not runs or runs[-1].coordinator.pending is None:
+                if runs:
                     runs[-1].coordinator.close()
-                    runs.append(_Run(Path(folder, str(len(runs))), self._transport, budget, users, query))
-                return runs[-1].play(trajectories)
+                runs.append(Run(Path(folder, str(len(runs))), transport, budget, users, query, noise))
+            return runs[-1]
 
-            try:
-                yield Session(runs[0].protocol, play)
-            finally:
+        try:
+            yield current
+        finally:
+            if runs:
                 runs[-1].coordinator.close()
 
 
@@ -116,7 +129,7 @@ class _Read(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asking(Run):
+class _Asking(Settings):
     """A run whose learner asks for these counters, batch after batch."""
 
     query: CountQuery
@@ -128,11 +141,17 @@ class _Asking(Run):
         return learner
 
 
-class _Run:
+class Run:
     """A coordinator, a shuffler and as many devices as a batch asks for."""
 
     def __init__(
-        self, folder: Path, transport: Literal["tags", "sums"], budget: Budget, users: int, query: CountQuery
+        self,
+        folder: Path,
+        transport: Literal["tags", "sums"],
+        budget: Budget,
+        users: int,
+        query: CountQuery,
+        noise: NoiseBy,
     ) -> None:
         all_that_comes = 10**9
         problem = Problem(query.horizon, query.n_states, query.n_actions, BATCHES * users)
@@ -145,15 +164,15 @@ class _Run:
                 {"batch": users},
                 transport=transport,
                 excludable=0.0,
-                noise="users",
+                noise=noise,
                 query=query,
             )
         folder.mkdir()
-        self._opener, self._store = _Opener(), _Store(None)
-        self.coordinator = Coordinator(folder, run, self._opener)
-        key, identity, self._enrolment = self.coordinator.identity.public, _new_identity(), _new_identity()
-        limits = Limits(min_batch_size=users, max_messages=all_that_comes)
-        self._shuffler = Shuffler(self._store, identity, key, self._enrolment.public, limits)
+        self.opener, self.store = _Opener(), _Store(None)
+        self.coordinator = Coordinator(folder, run, self.opener)
+        key, identity, self.enrolment = self.coordinator.identity.public, _new_identity(), _new_identity()
+        limits = Limits(min_batch_size=users, max_messages=all_that_comes, max_dummies=all_that_comes)
+        self.shuffler = Shuffler(self.store, identity, key, self.enrolment.public, limits)
         self._invitation = Invitation(self.coordinator.task, "http://unused", key, identity.public)
         self._terms = Terms(budget, min_batch_size=users, max_messages=all_that_comes)
 
@@ -168,35 +187,68 @@ class _Run:
 
     def play(self, trajectories: Sequence[Trajectories]) -> Transcript:
         """One batch, from its announcement to what the learner is given."""
-        number, attempt, announcement = self._pending
-        self._shuffler.announce(announcement)
-        batch = self._shuffler.current(self.coordinator.task)
-        checked = check_signatures(self._invitation, batch)
-        first, *others = trajectories
-        encoded = wire.encode(batch)
-        reports = [self._node(checked, first), *(self._worker(encoded, one) for one in others)]
-        for outcome in self._shuffler.upload(self.coordinator.task, [(number, attempt, one) for one in reports]):
-            if outcome.verdict != Verdict.accepted:
-                raise ContractError(f"The shuffler did not take a report: {outcome.problem}")
-        self._shuffler.advance()
-        summed = checked.agreement.transport == Transport.sums
-        if summed:
-            self._exclude(len(reports))
-        chunks = range(self._shuffler.status(self.coordinator.task).chunks)
-        release = [self._shuffler.collect(self._command(Action.collect, chunk)) for chunk in chunks]
-        scrub = self._command(Action.scrub)
-        self.coordinator.absorb(release)
-        self._shuffler.scrub(scrub)
-        read = (self._sums if summed else self._tags)(checked.agreement, self._opened(checked, reports), release)
-        keys = [checked.envelope_key, checked.agreement.announcement.tag_key, *(one.envelope[:32] for one in reports)]
+        checked, reports = self.filled(trajectories)
+        agreement, release = checked.agreement, self.released(checked)
+        self.learn(release)
+        summed = agreement.transport == Transport.sums
+        read = (self._sums if summed else self._tags)(agreement, self.opened(checked, reports), release)
         return Transcript(
             reports=read.sent,
             released=read.released,
             order=read.order,
             estimates=self.coordinator.records[-1].values,
             sizes=[len(report.envelope) for report in reports],
-            once=[*keys, *read.once],
+            once=[*keys_of(checked, reports), *read.once],
         )
+
+    def announced(self) -> tuple[Checked, bytes]:
+        """The pending batch, announced, as nodes and as fleets have it."""
+        self.shuffler.announce(self._pending[2])
+        batch = self.shuffler.current(self.coordinator.task)
+        return check_signatures(self._invitation, batch), wire.encode(batch)
+
+    def filled(self, trajectories: Sequence[Trajectories]) -> tuple[Checked, list[Report]]:
+        """Users report: the first as a device by itself, the others as those of a fleet."""
+        (first, *others), (checked, batch) = trajectories, self.announced()
+        reports = [self._node(checked, first), *(self._worker(batch, one) for one in others)]
+        for outcome in self.upload(reports):
+            if outcome.verdict != Verdict.accepted:
+                raise ContractError(f"The shuffler did not take a report: {outcome.problem}")
+        return checked, reports
+
+    def upload(self, reports: list[Report]) -> list[Outcome]:
+        """Send reports for the pending batch."""
+        number, attempt, _ = self._pending
+        return self.shuffler.upload(self.coordinator.task, [(number, attempt, one) for one in reports])
+
+    def released(self, checked: Checked) -> list[bytes]:
+        """Have the shuffler release a full batch, and collect that."""
+        self.shuffler.advance()
+        if checked.agreement.transport == Transport.sums:
+            self._exclude(checked.agreement.batch.users)
+        chunks = range(self.shuffler.status(self.coordinator.task).chunks)
+        return [self.shuffler.collect(self._command(Action.collect, chunk)) for chunk in chunks]
+
+    def learn(self, release: list[bytes]) -> None:
+        """Let the coordinator learn from it, and the shuffler forget it."""
+        scrub = self._command(Action.scrub)
+        self.coordinator.absorb(release)
+        self.shuffler.scrub(scrub)
+
+    @property
+    def meaning(self) -> Agreement:
+        """The pending batch."""
+        return parse_announcement(self._pending[2].payload)
+
+    def own_noise(self) -> IntArray:
+        """The coordinator's books: what it has drawn for the pending batch."""
+        (drawn,) = self.coordinator._db.execute("SELECT own FROM batches WHERE noisy IS NULL").fetchone()
+        return np.frombuffer(drawn, dtype="<i8")
+
+    @property
+    def tag_key(self) -> X25519PrivateKey:
+        """What the coordinator has opened the last batch with."""
+        return crypto.box_key(self.opener.key)
 
     @property
     def _pending(self) -> tuple[int, int, Signed]:
@@ -210,67 +262,74 @@ class _Run:
     def _node(self, checked: Checked, episode: Trajectories) -> Report:
         """What a device does, with its ledger in memory."""
         with Ledger("node", self._terms.budget) as ledger:
-            return node.take_part(Scripted(episode), checked, self._terms, crypto.mint(self._enrolment), ledger)
+            return node.take_part(Scripted(episode), checked, self._terms, crypto.mint(self.enrolment), ledger)
 
     def _worker(self, batch: bytes, episode: Trajectories) -> Report:
         """What a worker of a fleet does."""
-        token = crypto.mint(self._enrolment)
+        token = crypto.mint(self.enrolment)
         return wire.decode(Report, composing.compose(Scripted(episode), {}, batch, self._invitation, token))
 
     def _exclude(self, users: int) -> None:
         """Have the seeds opened, and the vectors summed."""
         chunks = range(-(-users // wire.CHUNK_SEEDS))
-        self.coordinator.open_seeds([self._shuffler.seeds(self._command(Action.seeds, chunk)) for chunk in chunks])
+        self.coordinator.open_seeds([self.shuffler.seeds(self._command(Action.seeds, chunk)) for chunk in chunks])
         exclusion = self.coordinator.exclusion
         assert exclusion is not None
-        self._shuffler.exclude(exclusion)
-        self._shuffler.advance()
+        self.shuffler.exclude(exclusion)
+        self.shuffler.advance()
 
-    def _opened(self, checked: Checked, reports: list[Report]) -> list[bytes]:
+    def opened(self, checked: Checked, reports: list[Report]) -> list[bytes]:
         """What is in the envelopes beside tokens."""
-        key = self._store.envelope_key
+        key = self.store.envelope_key
         return [bytes(mixing.opened(checked.agreement, key, one.report_id, one.envelope)[1]) for one in reports]
 
     def _tags(self, agreement: Agreement, bodies: list[bytes], release: list[bytes]) -> _Read:
-        key = crypto.box_key(self._opener.key)
-        sealed = [_split(body, wire.SEALED_TAG_BYTES) for body in bodies]
-        sent = [_row(int.from_bytes(crypto.unseal(key, agreement.tag_info, one)) for one in some) for some in sealed]
+        key = crypto.box_key(self.opener.key)
+        sealed = [split(body, wire.SEALED_TAG_BYTES) for body in bodies]
+        sent = [row(int.from_bytes(crypto.unseal(key, agreement.tag_info, one)) for one in some) for some in sealed]
         messages = [one for some in sealed for one in some]
         places = {one: place for place, one in enumerate(messages)}
-        order = _row(places.get(one, -1) for one in _released(release))
+        order = row(places.get(one, -1) for one in _released(release))
         return _Read(sent, np.concatenate(sent)[order], order, [one[:32] for one in messages])
 
     def _sums(self, agreement: Agreement, bodies: list[bytes], release: list[bytes]) -> _Read:
-        key, size = crypto.box_key(self._opener.key), agreement.word_bytes
+        key, size = crypto.box_key(self.opener.key), agreement.word_bytes
         sealed = [body[: wire.SEALED_SEED_BYTES] for body in bodies]
         seeds = [crypto.unseal(key, agreement.seed_info, one) for one in sealed]
         vectors = [masking.words(body[wire.SEALED_SEED_BYTES :], size) for body in bodies]
-        sent = [_unmasked(agreement, vector, [seed]) for vector, seed in zip(vectors, seeds, strict=True)]
-        released = _unmasked(agreement, masking.words(b"".join(release), size), seeds)
+        sent = [unmasked(agreement, vector, [seed]) for vector, seed in zip(vectors, seeds, strict=True)]
+        released = unmasked(agreement, masking.words(b"".join(release), size), seeds)
         places = {seed: place for place, seed in enumerate(seeds)}
-        order = _row(places.get(seed, -1) for seed in self._opener.opened)
+        order = row(places.get(seed, -1) for seed in self.opener.opened)
         return _Read(sent, released, order, [*seeds, *(one[:32] for one in sealed)])
+
+
+def keys_of(checked: Checked, reports: list[Report]) -> list[bytes]:
+    """Public keys that serve one batch, or one envelope."""
+    return [checked.envelope_key, checked.agreement.announcement.tag_key, *(one.envelope[:32] for one in reports)]
 
 
 def _new_identity() -> SigningKey:
     return SigningKey(Ed25519PrivateKey.generate())
 
 
-def _split(data: bytes, size: int) -> list[bytes]:
+def split(data: bytes, size: int) -> list[bytes]:
+    """Pieces of this size."""
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _released(release: list[bytes]) -> list[bytes]:
     """The sealed tags of a release, in its order."""
     tags = (bytes(some) for chunk in release for _, some in wire.sections(chunk))
-    return [one for some in tags for one in _split(some, wire.SEALED_TAG_BYTES)]
+    return [one for some in tags for one in split(some, wire.SEALED_TAG_BYTES)]
 
 
-def _row(numbers: Iterable[int]) -> IntArray:
+def row(numbers: Iterable[int]) -> IntArray:
+    """Numbers as an array."""
     return np.fromiter(numbers, dtype=np.int64)
 
 
-def _unmasked(agreement: Agreement, vector: masking.Words, seeds: list[bytes]) -> IntArray:
+def unmasked(agreement: Agreement, vector: masking.Words, seeds: list[bytes]) -> IntArray:
     """The counts under these masks, as tags."""
     counters = agreement.query.size
     counts = vector - masking.sum_of_masks(seeds, counters, agreement.word_bytes)
@@ -296,8 +355,12 @@ class _Opener(Opener):
 
 
 class _Store(SQLiteStore):
-    """The shuffler's, which lets the auditor have the key of the last batch."""
+    """The shuffler's, which lets the auditor have the key of the last batch, and its books: what it has drawn."""
 
     def create(self, row: BatchRow, key: bytes) -> BatchRow:
-        self.envelope_key = crypto.box_key(key)
+        self.envelope_key, self.books = crypto.box_key(key), dict[str, bytes]()
         return super().create(row, key)
+
+    def keep(self, id: BatchId, name: str, value: bytes) -> bytes:
+        self.books[name] = super().keep(id, name, value)
+        return self.books[name]

@@ -15,6 +15,7 @@ from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.agreement import NoiseBy, Terms
 from shufflerl.network.protocol.wire import Positive
 from shufflerl.privacy.accounting import Budget
+from shufflerl.returns import ReturnProblem
 
 if TYPE_CHECKING:  # each role imports what it needs
     from shufflerl.network.coordinator.coordinator import Run
@@ -110,7 +111,7 @@ class CoordinatorConfig(Config, frozen=True):
             self.noise,
         )
 
-    def _problem(self) -> Problem:
+    def _problem(self) -> Problem | ReturnProblem:
         if (self.environment is None) == (self.shape is None):
             raise InvalidInputError("Give either `environment`, whose public part is used, or [shape], and not both.")
         if self.shape is not None:

@@ -227,6 +227,7 @@ def _figures(setting: Demo, client: httpx2.Client, parts: dict[str, Any]) -> dic
         "users": setting.users,
         "environment": setting.env,
         "learner": setting.learner,
+        "noise": setting.noise,
         "value": {
             "learned": mixture_value(mdp, mixture),
             "random": _random_value(mdp),
@@ -280,8 +281,9 @@ def _seen(figures: dict[str, Any]) -> str:
     """What the coordinator saw, by the transports that were used."""
     of = {how: [batch for batch in figures["batches"] if batch["transport"] == how] for how in ("tags", "sums")}
     messages = {how: f"{sum(batch['messages'] for batch in batches):,}" for how, batches in of.items()}
+    alike = "users' and dummies alike" if figures["noise"] == "servers" else "true and noise alike"
     sentences = {
-        "tags": f"{messages['tags']} messages in random order, true and noise alike",
+        "tags": f"{messages['tags']} messages in random order, {alike}",
         "sums": f"{messages['sums']} random seeds of masks in random order and {len(of['sums'])} sums",
     }
     return "; ".join(sentences[how] for how, batches in of.items() if batches)

@@ -13,7 +13,6 @@ import httpx2
 import numpy as np
 import pytest
 
-from shufflerl import envs
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import InvalidInputError, StorageError
@@ -39,7 +38,7 @@ USERS = 105
 ENV = TabularEnv(riverswim(np.random.default_rng(0)))
 #: One batch of what the page's device plays and accepts, as masked sums, which are quick to seal.
 RUN = Run(
-    envs.make("riverswim", 0).problem(USERS),
+    ENV.mdp.problem(USERS),
     "optimistic",
     Budget(1.0, 1e-5),
     0,

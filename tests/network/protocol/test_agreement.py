@@ -64,8 +64,8 @@ def test_an_announcement_says_the_batch_and_nothing_is_lost(seed: int) -> None:
         {"policies": np.full((1, 2, 2), 7, dtype="<u2").tobytes()},
         {"support": b""},
         {"support": b"\xff\xff"},
-        {"transition_steps": [5]},
-        {"transition_steps": [], "reward_steps": []},
+        {"transitions": [5]},
+        {"transitions": [], "rewards": []},
         *({"noise": wire.NoiseByUsers(mean=mean)} for mean in (-1.0, math.nan, math.inf, 1e12)),
         *({"noise": wire.NoiseByServers(dummies=law, own=wire.Laplace(scale=2.0))} for law in NO_DUMMIES),
         *({"noise": wire.NoiseByServers(dummies=wire.Poisson(mean=9.0), own=law)} for law in NO_NOISE),
@@ -75,9 +75,8 @@ def test_an_announcement_says_the_batch_and_nothing_is_lost(seed: int) -> None:
     ids=str,
 )
 def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
-    world = World()
     with pytest.raises(ProblemError) as refused:
-        parse_announcement(wire.encode(msgspec.structs.replace(world.announcement(), **changes)))
+        parse_announcement(wire.encode(World().announcement(**changes)))
     assert refused.value.reason == Reason.malformed
 
 
@@ -85,7 +84,7 @@ def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
     ("horizon", "states", "actions"), [(2, 5000, 2), (51, 1000, 1), (1, 1000, 51), (50_001, 10, 10)]
 )
 def test_tables_too_large_are_refused_before_they_are_made(horizon: int, states: int, actions: int) -> None:
-    said = msgspec.structs.replace(World().announcement(), horizon=horizon, states=states, actions=actions)
+    said = World().announcement(horizon=horizon, states=states, actions=actions)
     with pytest.raises(ProblemError, match="expected at most 50,000,000"):
         parse_announcement(wire.encode(said))
 
@@ -303,7 +302,7 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
     episode = Trajectories([[0, 2, 1]], [[0, 0, 0]], [[0, 1, 1]])
     with pytest.raises(InvalidInputError):
         meaning.query.tags(episode)
-    inside = within_support(meaning, episode)
+    inside = within_support(batch.query, episode)
     assert inside.states.tolist() == [[0, 1, 1]]
     assert len(randomize_episode(meaning, episode)) >= 5
     assert len(set(meaning.query.groups[meaning.query.tags(inside)[0]])) == 5

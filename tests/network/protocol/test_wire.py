@@ -30,6 +30,8 @@ from shufflerl.network.protocol.wire import (
     Signed,
     Upload,
 )
+from shufflerl.policies import Network
+from shufflerl.returns import Returns
 from tests.support.network_world import World
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -48,7 +50,9 @@ def test_the_announcement_of_the_page() -> None:
     policies = np.array(shown["policies"], dtype="<u2").tobytes()
     task, key = bytes.fromhex(shown["task"]), bytes.fromhex(shown["tag_key"])
     transport, noise = wire.Transport(shown["transport"]), wire.NoiseByUsers(mean=shown["noise"]["mean"])
+    query = msgspec.convert(shown["query"], wire.Counts)
     changes = {"policies": policies, "task": task, "tag_key": key, "transport": transport, "noise": noise}
+    changes["query"] = query
     said = Announcement(**{**shown, **changes})
     assert wire.encode(said) == vector("announcement_encoded")
     assert wire.decode(Announcement, vector("announcement_encoded")) == said
@@ -153,6 +157,26 @@ def test_noise_by_the_servers_of_the_page() -> None:
     assert all(tag in group for tag, group in zip(tags, meaning.source.groups, strict=True))
     assert tags == shown["tags"]
     assert bytes.fromhex(shown["envelope_text"]) == vector("token") + b"".join(tag for _, tag in sections)
+
+
+def test_returns_of_the_page() -> None:
+    """Networks as they are announced, and what they do: whoever implements them anew must do the same."""
+    shown = VECTORS["returns"]
+    plain = parse_announcement(bytes.fromhex(VECTORS["servers"]["announcement_encoded"])).announcement
+    query, policies = msgspec.convert(shown["query"], wire.Returns), np.array(shown["policies"], dtype="<f4")
+    said = msgspec.structs.replace(plain, query=query, policies=policies.tobytes())
+    assert wire.encode(said) == bytes.fromhex(shown["announcement_encoded"])
+    meaning = parse_announcement(bytes.fromhex(shown["announcement_encoded"]))
+    assert meaning.digest.hex() == shown["announcement_digest"]
+    assert (meaning.max_messages, meaning.query.size) == (shown["max_messages"], shown["counters"])
+    assert meaning.source.group_starts.tolist() == shown["group_starts"]
+    mixture, query_of = meaning.batch.mixture, meaning.batch.query
+    assert isinstance(mixture.family, Network)
+    for parameters, actions in zip(mixture.policies, shown["actions"], strict=True):
+        assert mixture.family.act(parameters, shown["observations"]).tolist() == actions
+    (point,), (above,) = query_of.position([shown["return"]])
+    assert above == 0
+    assert query_of.tags(Returns([shown["played"]], [int(point)])).tolist() == [[shown["tag"]]]
 
 
 def test_every_problem_is_on_the_page() -> None:

@@ -26,7 +26,7 @@ import numpy as np
 
 from shufflerl import checks, learners
 from shufflerl.arrays import FloatArray, IntArray
-from shufflerl.counts import Batch, CountQuery, Release
+from shufflerl.counts import Batch, Release
 from shufflerl.errors import ContractError, InvalidInputError, ShuffleRLError, StateMismatchError, StorageError
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, Problem
@@ -42,6 +42,7 @@ from shufflerl.privacy.accounting import Budget, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Ledger
 from shufflerl.privacy.mechanism import ServersNoise, ShuffledPoisson
+from shufflerl.returns import ReturnProblem
 
 _TABLES = [
     "CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
@@ -60,7 +61,7 @@ class Run:
     a sum; where users add the noise all others make up for theirs.
     """
 
-    problem: Problem
+    problem: Problem | ReturnProblem
     learner: str
     budget: Budget
     seed: int
@@ -112,7 +113,7 @@ class Run:
     def make_learner(self) -> Learner:
         """The learner at its beginning, told of the noise to come."""
         learner = learners.make(self.learner, self.problem, self.seed, **self.learner_parameters)
-        learner.expect(self.mechanism().noise(CountQuery.everything(self.problem)))
+        learner.expect(self.mechanism().noise(learner.widest_query))
         return learner
 
 
@@ -220,6 +221,7 @@ class Coordinator:
             tag_key=key.public_key().public_bytes_raw(),
             transport=transport,
             excludable=excludable,
+            problem=self.run.problem,
         )
         signed = self.identity.sign(announcement)
         # What everybody would refuse is not stored, and so not announced.
@@ -462,13 +464,10 @@ class Coordinator:
     def certificate(self) -> Certificate:
         """What every user of the run is guaranteed: all that its budget allows, as some batch may cost as much."""
         excludable = 0.0 if self.run.transport == "tags" else self.run.excludable
-        certificate = self.run.mechanism(excludable).certificate(CountQuery.everything(self.run.problem))
+        certificate = self.run.mechanism(excludable).certificate(self.learner.widest_query)
         if self.run.transport == "tags":
             return certificate
-        what, noise = (
-            "one count per family and step",
-            "; noise by the shuffler and the coordinator, each enough alone",
-        )
+        what, noise = "one count per family and step", "; noise by shuffler and coordinator, each enough alone"
         if self.run.noise == "users":
             what, noise = "counts of one-bit messages with Poisson noise tags", ""
         sums = f"{what}, added up under masks per batch, up to {excludable:g} of the reports left out{noise}"

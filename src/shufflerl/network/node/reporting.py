@@ -22,18 +22,21 @@ import numpy as np
 from shufflerl import checks
 from shufflerl.arrays import IntArray, PolicyArray
 from shufflerl.counts import CountQuery, Trajectories
+from shufflerl.envs.playing import Interface, play_episode
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network.protocol import crypto, masking, wire
 from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, parse_announcement
 from shufflerl.network.protocol.crypto import VerifyKey
 from shufflerl.network.protocol.wire import Announcement, OpenBatch, Opening, ProblemError, Report, Transport
+from shufflerl.policies import Network
 from shufflerl.privacy import randomness
+from shufflerl.returns import ReturnQuery, Returns
 
 log = logging.getLogger("shufflerl.network.node")
 
 
 class Environment(Protocol):
-    """A Gymnasium environment with discrete observations and actions, both counted from 0, and rewards in [0, 1]."""
+    """A Gymnasium environment. Of counters of tables, with discrete observations and actions and rewards in [0, 1]."""
 
     def reset(self) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -146,46 +149,77 @@ def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
     return Checked(agreement, opening.envelope_key)
 
 
-def check_environment(env: Environment, agreement: Agreement) -> None:
+def check_environment(env: Any, agreement: Agreement) -> None:
     """Refuse a batch made for another kind of environment, before anything is charged for it."""
-    query = agreement.query
+    mixture, asked = agreement.batch.mixture, agreement.announcement.query
+    if isinstance(mixture.family, Network):
+        try:
+            Interface.of(env).check_fits(mixture.family)
+        except InvalidInputError as reason:
+            raise UnacceptableError(f"{reason} This node does not take part.") from None
+        return
+    needed = asked.actions if isinstance(asked, wire.Counts) else int(mixture.policies.max()) + 1
     states = getattr(getattr(env, "observation_space", None), "n", None)
     actions = getattr(getattr(env, "action_space", None), "n", None)
-    if states not in (None, query.n_states, query.n_states - 1) or actions not in (None, query.n_actions):
+    some = mixture.family.states
+    enough = actions in (None, needed) or (isinstance(asked, wire.Returns) and actions >= needed)
+    if states not in (None, some, some - 1) or not enough:
         raise UnacceptableError(
-            f"The batch is for {query.n_states} states and {query.n_actions} actions, but the environment has {states} "
-            f"and {actions}; expected as many, or one state less if it may end early. This node does not take part."
+            f"The batch is for {some} states and {needed} actions, but the environment has {states} and {actions}; "
+            "expected as many, or one state less if it may end early. This node does not take part."
         )
 
 
-def play(env: Environment, agreement: Agreement) -> Trajectories:
-    """One episode under a policy drawn from the batch's mixture.
+def play(env: Environment, agreement: Agreement) -> Any:
+    """One episode under a policy drawn from the batch's mixture: its trajectory, or its return where that is asked.
 
     An environment that ends early stays in the last state of the problem, where nothing is paid, as the Gymnasium
     bridge has it. A reward between 0 and 1 becomes a bit with that probability. What the batch has no counters for is
     reported as the nearest that it has, and an episode that cannot be played or read as one that never leaves the
-    first state and earns nothing: whether a node reports must not depend on what its user met.
+    first state and earns nothing, or as the least return: whether a node reports must not depend on what its user met.
     """
     mixture = agreement.batch.mixture
     (drawn,) = random.SystemRandom().choices(range(len(mixture.weights)), mixture.weights.tolist())
+    if isinstance(agreement.query, ReturnQuery):
+        return _returned(env, agreement, agreement.query, drawn)
     policy: PolicyArray = mixture.policies[drawn]
     try:
-        return _episode(env, agreement.query, policy)
+        return _episode(env, policy)
     except BaseException:  # whatever an environment raises, and if it asks the program to end
         log.warning("The episode failed; one that never leaves the first state is reported instead.", exc_info=True)
     still = np.zeros((1, len(policy)), dtype=np.int64)
     return Trajectories(still, policy[None, :, 0].astype(np.int64), still)
 
 
-def _episode(env: Environment, query: CountQuery, policy: PolicyArray) -> Trajectories:
-    states, actions, rewards = (np.zeros((1, query.horizon), dtype=np.int64) for _ in range(3))
+def _returned(env: Any, agreement: Agreement, query: ReturnQuery, drawn: int) -> Returns:
+    """Which policy was played, and at which point its return lies, between two of them by chance."""
+    asked = agreement.announcement.query
+    assert isinstance(asked, wire.Returns)
+    family, policy = agreement.batch.mixture.family, agreement.batch.mixture.policies[drawn]
+    try:
+        if isinstance(family, Network):
+            returned = play_episode(env, Interface.of(env), family, policy, asked.horizon)
+        else:
+            returned = float(_episode(env, policy).rewards.sum())
+        (below,), (above,) = query.position([returned])
+        if asked.low is not None and asked.high is not None and not asked.low <= returned <= asked.high:
+            _odd(f"The episode returned {returned:g}; expected a return in [{asked.low:g}, {asked.high:g}].")
+        return Returns([drawn], [int(below) + int(randomness.bernoulli(Fraction(float(above)), 1)[0])])
+    except BaseException:  # whatever an environment raises, and if it asks the program to end
+        log.warning("The episode failed; the least return is reported instead.", exc_info=True)
+    return Returns([drawn], [0])
+
+
+def _episode(env: Environment, policy: PolicyArray) -> Trajectories:
+    horizon, n_states = policy.shape
+    states, actions, rewards = (np.zeros((1, horizon), dtype=np.int64) for _ in range(3))
     observation, _ = env.reset()
     over = False
-    for h in range(query.horizon):
-        state = query.n_states - 1 if over else int(observation)
-        if not 0 <= state < query.n_states:
-            _odd(f"The environment is in state {state}; the batch is for {query.n_states} states.")
-            state = query.n_states - 1
+    for h in range(horizon):
+        state = n_states - 1 if over else int(observation)
+        if not 0 <= state < n_states:
+            _odd(f"The environment is in state {state}; the batch is for {n_states} states.")
+            state = n_states - 1
         states[0, h], actions[0, h] = state, policy[h, state]
         if not over:
             observation, reward, terminated, truncated, _ = env.step(policy[h, state])
@@ -209,13 +243,13 @@ def _odd(what: str) -> None:
     log.warning("%s The nearest thing that can be said is reported.", what)
 
 
-def within_support(agreement: Agreement, trajectory: Trajectories) -> Trajectories:
+def within_support(query: CountQuery, trajectory: Trajectories) -> Trajectories:
     """The trajectory with every move that the announced support rules out led to the first state that it allows.
 
     A node must not stay silent about such moves: whether it reports would then depend on what its user did, and a
     coordinator could announce a support to find out.
     """
-    support = agreement.query.support
+    support = query.support
     if support is None:
         return trajectory
     states = trajectory.states.copy()
@@ -226,14 +260,16 @@ def within_support(agreement: Agreement, trajectory: Trajectories) -> Trajectori
     return Trajectories(states, trajectory.actions, trajectory.rewards)
 
 
-def make_report(checked: Checked, trajectory: Trajectories, token: bytes) -> Report:
+def make_report(checked: Checked, episode: Trajectories | Returns, token: bytes) -> Report:
     """Randomize one episode and seal it, to the coordinator and then to the shuffler."""
-    return seal_report(checked, randomize_episode(checked.agreement, trajectory), token)
+    return seal_report(checked, randomize_episode(checked.agreement, episode), token)
 
 
-def randomize_episode(agreement: Agreement, trajectory: Trajectories) -> IntArray:
+def randomize_episode(agreement: Agreement, episode: Trajectories | Returns) -> IntArray:
     """An episode's tags, and noise where users add it, from the operating system's random source."""
-    tags = agreement.source.tags(within_support(agreement, trajectory))
+    if isinstance(episode, Trajectories) and isinstance(agreement.query, CountQuery):
+        episode = within_support(agreement.query, episode)
+    tags = agreement.source.tags(episode)
     # Tags that are counted have no order to hide, and sorting them would take longer than drawing them.
     return tags if agreement.transport == Transport.sums else np.sort(tags)
 

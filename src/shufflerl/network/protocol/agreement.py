@@ -16,13 +16,15 @@ import numpy as np
 
 from shufflerl import checks
 from shufflerl.arrays import BoolArray
-from shufflerl.counts import Batch, CountQuery
+from shufflerl.counts import Batch, CountQuery, Query
 from shufflerl.errors import InvalidInputError, ShuffleRLError
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network.protocol import crypto, masking, sources, wire
 from shufflerl.network.protocol.sources import Source
 from shufflerl.network.protocol.wire import Announcement, ProblemError, Reason, Transport
 from shufflerl.noise import NoiseSum, PoissonNoise
+from shufflerl.policies import Family, Table, describe, pack, parse, unpack
+from shufflerl.returns import ReturnProblem, ReturnQuery
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
@@ -50,9 +52,9 @@ class Agreement:
     source: Source
 
     @property
-    def query(self) -> CountQuery:
+    def query(self) -> Query:
         """The counters that are asked for."""
-        query: CountQuery = self.batch.query
+        query: Query = self.batch.query
         return query
 
     @functools.cached_property
@@ -125,29 +127,45 @@ def announce(
     tag_key: bytes,
     transport: Transport = Transport.tags,
     excludable: int = 0,
+    problem: Problem | ReturnProblem | None = None,
 ) -> Announcement:
-    """The announcement of a learner's batch; its noise as a mechanism has it, of users or of both servers."""
-    query, policies = batch.query, batch.mixture.policies
-    if query.n_actions > 2**16:
-        raise InvalidInputError(f"There are {query.n_actions} actions; expected at most 65,536 on the network.")
+    """The announcement of a learner's batch; its noise as a mechanism has it, of users or of both servers.
+
+    Of returns the problem must be given too: it says how long episodes are, and in which range returns lie.
+    """
+    query, mixture = batch.query, batch.mixture
+    if isinstance(mixture.family, Table) and mixture.policies.max() >= 2**16:
+        raise InvalidInputError("There is an action above 65,535; expected at most 65,536 actions on the network.")
     return Announcement(
         task=task,
         batch=batch.index,
         attempt=attempt,
         users=batch.users,
-        horizon=query.horizon,
-        states=query.n_states,
-        actions=query.n_actions,
-        transition_steps=list(query.transition_steps),
-        reward_steps=list(query.reward_steps),
-        support=None if query.support is None else np.packbits(query.support).tobytes(),
-        policies=policies.astype("<u2").tobytes(),
-        weights=batch.mixture.weights.tolist(),
+        query=_asked(query, mixture.family, problem),
+        policies=pack(mixture.family, mixture.policies),
+        weights=mixture.weights.tolist(),
         noise=sources.source(query, batch.users, noise, excludable).as_wire(),
         tag_key=tag_key,
         transport=transport,
         excludable=excludable,
     )
+
+
+def _asked(query: Query, family: Family, problem: Problem | ReturnProblem | None) -> wire.Counts | wire.Returns:
+    """A query as it is announced."""
+    if isinstance(query, CountQuery):
+        return wire.Counts(
+            horizon=query.horizon,
+            states=query.n_states,
+            actions=query.n_actions,
+            transitions=list(query.transition_steps),
+            rewards=list(query.reward_steps),
+            support=None if query.support is None else np.packbits(query.support).tobytes(),
+        )
+    assert isinstance(query, ReturnQuery)
+    assert problem is not None
+    low, high = (problem.low, problem.high) if isinstance(problem, ReturnProblem) else (0.0, float(problem.horizon))
+    return wire.Returns(family=describe(family), horizon=problem.horizon, points=list(query.points), low=low, high=high)
 
 
 @functools.lru_cache(maxsize=64)
@@ -163,22 +181,16 @@ def parse_announcement(payload: bytes) -> Agreement:
 
 
 def _parse(announcement: Announcement, payload: bytes) -> Agreement:
-    horizon, states, actions = announcement.horizon, announcement.states, announcement.actions
-    users, excludable = announcement.users, announcement.excludable
-    cells = horizon * states * actions * states
-    if max(cells, len(announcement.policies)) > _MAX_CELLS:
-        raise InvalidInputError(f"It has {cells:,} counters; expected at most {_MAX_CELLS:,}.")
-    support: BoolArray | None = None
-    if announcement.support is not None:
-        shape = (horizon - 1, states, actions, states)
-        packed = np.frombuffer(announcement.support, dtype=np.uint8)
-        if len(packed) != -(-math.prod(shape) // 8):
-            raise InvalidInputError(f"Its support has {len(packed)} bytes; expected one bit per transition.")
-        support = np.unpackbits(packed, count=math.prod(shape)).astype(np.bool_).reshape(shape)
-    policies = np.frombuffer(announcement.policies, dtype="<u2").reshape(-1, horizon, states).astype(np.int32)
-    mixture = Mixture(policies, announcement.weights)
-    problem = Problem(horizon, states, actions, users, support=support)
-    query = CountQuery(problem, announcement.transition_steps, announcement.reward_steps)
+    asked, users, excludable = announcement.query, announcement.users, announcement.excludable
+    if len(announcement.policies) > _MAX_CELLS:
+        raise InvalidInputError(f"Its policies have {len(announcement.policies):,} bytes; at most {_MAX_CELLS:,} fit.")
+    query: Query
+    family: Family
+    if isinstance(asked, wire.Counts):
+        query, family = _counts(asked, users), Table(asked.horizon, asked.states)
+    else:
+        query, family = ReturnQuery(len(announcement.weights), tuple(asked.points)), _played(asked)
+    mixture = Mixture(unpack(family, announcement.policies), announcement.weights, family)
     batch = Batch(announcement.batch, users, mixture, query)
     if excludable > (users - 1 if announcement.transport == Transport.sums else 0):
         raise InvalidInputError(
@@ -188,6 +200,33 @@ def _parse(announcement: Announcement, payload: bytes) -> Agreement:
     agreement = Agreement(announcement, crypto.digest(payload), batch, source)
     _ = agreement.envelope_bytes  # of sums that could wrap, and of noise that is too small a number, there is no length
     return agreement
+
+
+def _counts(asked: wire.Counts, users: int) -> CountQuery:
+    horizon, states, actions = asked.horizon, asked.states, asked.actions
+    cells = horizon * states * actions * states
+    if cells > _MAX_CELLS:
+        raise InvalidInputError(f"It has {cells:,} counters; expected at most {_MAX_CELLS:,}.")
+    support: BoolArray | None = None
+    if asked.support is not None:
+        shape = (horizon - 1, states, actions, states)
+        packed = np.frombuffer(asked.support, dtype=np.uint8)
+        if len(packed) != -(-math.prod(shape) // 8):
+            raise InvalidInputError(f"Its support has {len(packed)} bytes; expected one bit per transition.")
+        support = np.unpackbits(packed, count=math.prod(shape)).astype(np.bool_).reshape(shape)
+    problem = Problem(horizon, states, actions, users, support=support)
+    return CountQuery(problem, asked.transitions, asked.rewards)
+
+
+def _played(asked: wire.Returns) -> Family:
+    """The family of the policies whose returns are compared; what else is asked must go with it."""
+    family = parse(asked.family)
+    if isinstance(family, Table) and family.horizon != asked.horizon:
+        raise InvalidInputError(f"Its tables are for {family.horizon} steps; expected {asked.horizon}, as it has.")
+    ends = [end for end in (asked.low, asked.high) if end is not None]
+    if ends and (len(ends) == 1 or not -math.inf < ends[0] < ends[1] < math.inf):
+        raise InvalidInputError(f"Its returns lie in [{asked.low}, {asked.high}]; expected a range, or none.")
+    return family
 
 
 def mechanism(

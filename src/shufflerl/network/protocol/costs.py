@@ -113,6 +113,8 @@ def compared(
     from shufflerl.privacy.accounting import Budget
 
     problem = Problem(*shape, users) if env is None else envs.make(env, 0).problem(users)
+    if not isinstance(problem, Problem):
+        raise InvalidInputError(f"{env} has no states and actions; give an environment of ours, or its shape.")
     query = CountQuery.everything(problem)
     adding = source(query, users, mechanism(noise, Budget(epsilon, delta)).noise(query))
     both = {"tags": of_tags(adding), "sums": of_sums(adding)}

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from shufflerl.arrays import FloatArray, IntArray
-from shufflerl.counts import CountQuery, Trajectories
+from shufflerl.counts import Query, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.network.protocol import masking, wire
 from shufflerl.noise import DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
 from shufflerl.privacy import randomness
 from shufflerl.privacy.protocol import Protocol, draw, unbiased
+from shufflerl.returns import Returns
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
@@ -38,7 +39,7 @@ _MAX_NOISE = 20_000_000
 class Source(ABC):
     """Where the noise of a batch comes from, and what reports, release and charge follow from that."""
 
-    query: CountQuery
+    query: Query
     users: int
     #: Users who may be left out of a sum, and their noise with them.
     excludable: int
@@ -85,7 +86,7 @@ class Source(ABC):
         return 0.0 if self.dummies is None else self.dummies.mean * self.query.size
 
     @abstractmethod
-    def tags(self, trajectory: Trajectories) -> IntArray:
+    def tags(self, episode: Trajectories | Returns) -> IntArray:
         """What a user says of its episode, from the operating system's random source where noise is among it."""
 
     @abstractmethod
@@ -125,7 +126,7 @@ class Users(Source):
     Each share is so large that those of all but `excludable` users suffice.
     """
 
-    query: CountQuery
+    query: Query
     users: int
     law: PoissonNoise
     excludable: int = 0
@@ -167,9 +168,9 @@ class Users(Source):
         mean = float(self.protocol.rate) * self.query.size
         return self.query.touched_counters + masking.max_poisson(mean, self.users)
 
-    def tags(self, trajectory: Trajectories) -> IntArray:
+    def tags(self, episode: Trajectories | Returns) -> IntArray:
         """Its own tags and its share of the noise, in an order that does tell."""
-        return draw(self.protocol, trajectory)
+        return draw(self.protocol, episode)
 
     def noise(self, reports: int) -> PoissonNoise:
         """The shares of those who are left."""
@@ -208,7 +209,7 @@ class Users(Source):
 class Servers(Source):
     """The shuffler adds dummies and the coordinator noise of its own, each enough for the whole budget."""
 
-    query: CountQuery
+    query: Query
     users: int
     dummies: PoissonNoise | TruncatedLaplace
     own: PoissonNoise | DiscreteLaplace
@@ -227,9 +228,9 @@ class Servers(Source):
         """A user touches one counter of each of the query's groups."""
         return self.query.group_starts
 
-    def tags(self, trajectory: Trajectories) -> IntArray:
+    def tags(self, episode: Trajectories | Returns) -> IntArray:
         """One tag per group, in order of groups, and no noise."""
-        (tags,) = self.query.tags(trajectory)
+        (tags,) = self.query.tags(episode)
         return np.asarray(tags)
 
     def noise(self, reports: int) -> NoiseSum:
@@ -271,7 +272,7 @@ class Servers(Source):
         )
 
 
-def source(query: CountQuery, users: int, noise: PoissonNoise | NoiseSum, excludable: int = 0) -> Source:
+def source(query: Query, users: int, noise: PoissonNoise | NoiseSum, excludable: int = 0) -> Source:
     """Who adds noise of this law: of a mechanism of users' noise, or of the servers', dummies first."""
     if isinstance(noise, PoissonNoise):
         return Users(query, users, noise, excludable)
@@ -281,7 +282,7 @@ def source(query: CountQuery, users: int, noise: PoissonNoise | NoiseSum, exclud
     return Servers(query, users, dummies, own, excludable)
 
 
-def from_wire(query: CountQuery, users: int, noise: wire.NoiseByUsers | wire.NoiseByServers, excludable: int) -> Source:
+def from_wire(query: Query, users: int, noise: wire.NoiseByUsers | wire.NoiseByServers, excludable: int) -> Source:
     """What was announced."""
     if isinstance(noise, wire.NoiseByUsers):
         return Users(query, users, PoissonNoise(noise.mean), excludable)

@@ -113,25 +113,51 @@ class NoiseByServers(_NoiseBy, frozen=True, kw_only=True, tag="servers"):
     own: Poisson | Laplace
 
 
+class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="of", omit_defaults=True):
+    """Which counters are asked for, and so what policies are played."""
+
+
+class Counts(_Asked, frozen=True, kw_only=True, tag="counts"):
+    """Transitions and rewards of these steps; policies are tables of actions[h, x].
+
+    `support` are the possible transitions[h, x, a, x'] as packed bits.
+    """
+
+    horizon: Positive
+    states: Positive
+    actions: Positive
+    transitions: list[Number]
+    rewards: list[Number]
+    support: bytes | None = None
+
+
+class Returns(_Asked, frozen=True, kw_only=True, tag="returns"):
+    """Each policy's returns of up to `horizon` steps, at each of these points (see `returns.ReturnQuery`).
+
+    `family` is that of all policies, as `policies.describe` has it. Returns lie in [low, high], where that is known.
+    """
+
+    family: dict[str, int | str | list[int]]
+    horizon: Positive
+    points: list[float]
+    low: float | None = None
+    high: float | None = None
+
+
 class Announcement(Message, frozen=True, kw_only=True):
     """A batch the coordinator asks for; signed by it, relayed by the shuffler, checked by every node.
 
-    `policies` are actions[m, h, x] as little-endian 16-bit numbers, `support` the possible transitions[h, x, a, x'] as
-    packed bits. `tag_key` is the coordinator's HPKE key for this batch. `attempt` grows when the batch came to nothing
-    and is asked again. Of masked vectors up to `excludable` may be left out of the sum, and with them the noise that
-    their users added.
+    `policies` are little-endian: actions[m, h, x] of tables as 16-bit whole numbers, parameters[m, i] of networks as
+    32-bit floating-point ones, and none of them is infinite or nan. `tag_key` is the coordinator's HPKE key for this
+    batch. `attempt` grows when the batch came to nothing and is asked again. Of masked vectors up to `excludable` may
+    be left out of the sum, and with them the noise that their users added.
     """
 
     task: TaskId
     batch: Number
     attempt: Number
     users: Positive
-    horizon: Positive
-    states: Positive
-    actions: Positive
-    transition_steps: list[Number]
-    reward_steps: list[Number]
-    support: bytes | None
+    query: Counts | Returns
     policies: bytes
     weights: list[float]
     noise: NoiseByUsers | NoiseByServers

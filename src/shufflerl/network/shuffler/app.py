@@ -222,6 +222,8 @@ class ShufflerServer:
             "accepted": shuffler.accepted,
             "refused": dict(sorted(shuffler.refused.items())),
             "queued": self._uploads.queued,
+            # As announced: how many there are, or how fast they come, would tell the coordinator of its noise.
+            "dummies": await self._owner.run(shuffler.expected_dummies),
             "released": len(seconds),
             "release_seconds": seconds[-1] if seconds else None,
             "trouble": shuffler.trouble,

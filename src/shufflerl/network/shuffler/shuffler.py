@@ -424,6 +424,11 @@ class Shuffler:
 
     # Looking up.
 
+    def expected_dummies(self) -> float:
+        """How many dummies unfinished batches ask for, about."""
+        meanings = [self._meaning(batch) for batch in self._store.unfinished()]
+        return sum(said.source.expected_dummies for said in meanings if said.transport == Transport.tags)
+
     def unfinished(self) -> list[BatchStatus]:
         """Batches that are open or sealed."""
         return [self._status(batch) for batch in self._store.unfinished()]

@@ -37,11 +37,13 @@ function showStatus(status) {
   gauge.setAttribute("aria-valuetext", `epsilon ${atMost(spent)} of ${digits(budget)} spent`);
   put("spent-note", spent === 0 ? "Nothing has been released yet." : "By each user who took part, once.");
   put("delta", `δ = ${status.delta.toExponential()}`);
+  put("noise", status.noise === "servers" ? "Noise by shuffler and coordinator, each enough alone: nothing rests on other users."
+    : "Noise by all users together.");
 
   const latency = status.seal_to_release_at_most;
   facts("messages", [
-    ["Opened", count(status.messages), "tags, true and noise alike, or seeds of masks"],
-    ["Left out", count(status.invalid_messages), "not to be opened, or of no counter"],
+    ["Opened", count(status.messages), status.noise === "servers" ? "tags, users' and dummies alike, or seeds of masks" : "tags, true and noise alike, or seeds of masks"],
+    ["Left out", count(status.invalid_messages), status.noise === "servers" ? "not to be opened, or not of their group" : "not to be opened, or of no counter"],
     ["Seal to release", latency == null ? UNKNOWN : `at most ${duration(latency)}`, "last batch, as seen from here"],
     ["Release to learned", duration(status.release_to_learned), "last batch"],
   ]);
@@ -173,6 +175,7 @@ async function showCertificate() {
       ["Each user takes part", plural(said.participations, "time", "times")],
     ]);
     put("certificate-neighbours", said.neighbours);
+    put("certificate-against", said.against);
     put("certificate-implies", said.implies);
     facts("certificate-assumptions", Object.entries(said.assumptions).map(([name, text]) => [name, text]));
   } catch (reason) {

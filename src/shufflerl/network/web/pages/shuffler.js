@@ -9,7 +9,7 @@ const MEANING = {
   undecryptable: "sealed to another batch",
   malformed: "cannot be read",
   oversized: "longer than is taken",
-  "too-many-messages": "more messages than noise explains",
+  "too-many-messages": "longer reports than are taken",
   "unknown-batch": "no such batch",
   "unsupported-version": "another version",
 };
@@ -30,6 +30,7 @@ function show(now) {
     ["Reports accepted", count(now.accepted)],
     ["Uploads that wait", count(now.queued), "for the disk"],
     ["Batches released", count(now.released)],
+    ["Dummies", now.dummies ? `about ${count(Math.round(now.dummies))}` : "none", "its own noise among the tags of these batches"],
     ["Seal to release", now.release_seconds == null ? UNKNOWN : duration(now.release_seconds), "last batch"],
   ]);
 

@@ -1,0 +1,94 @@
+"""Spectrum access at a real size: many channels, each sensed as a noisy energy, one chosen in every slot."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shufflerl import checks
+from shufflerl.arrays import BoolArray, FloatArray, IntArray
+from shufflerl.envs.players import Player
+from shufflerl.policies import Network
+
+#: What a policy sees of each channel: the energy sensed, its running mean, and the channel's public rate.
+FEATURES = 3
+
+
+class SpectrumSensing(Player):
+    """A node hears the energy on every channel and transmits on one, slot by slot.
+
+    Channels are busy or free by two-state Markov chains of their own, as in `spectrum`: free shares go evenly from 0.2
+    to 0.8, the public rates (chances to be heard on a free channel) from 0.95 to 0.6, `memory` is the chains' second
+    eigenvalue. In every slot the node senses the energy of every channel, 1 if it is busy plus normal noise of
+    deviation `noise`, and transmits: it earns 1 if the channel is free and it is heard. What it does changes no
+    channel. A policy scores each channel by what is seen of it and takes the best: the head "score".
+    """
+
+    def __init__(self, channels: int, horizon: int, memory: float, noise: float) -> None:
+        self.channels = channels
+        self.memory, self.noise = memory, noise
+        self.share_free = np.linspace(0.2, 0.8, channels)
+        self.rates = np.linspace(0.95, 0.6, channels)
+        super().__init__(FEATURES * channels, channels, horizon, 0.0, float(horizon), "score")
+
+    def __repr__(self) -> str:
+        return f"SpectrumSensing({self.channels} channels, horizon={self.horizon})"
+
+    def _first(self, users: int, rng: np.random.Generator) -> BoolArray:
+        return rng.random((users, self.channels)) < self.share_free
+
+    def _next(self, free: BoolArray, rng: np.random.Generator) -> BoolArray:
+        chance = self.memory * free + (1 - self.memory) * self.share_free
+        return rng.random(free.shape) < chance
+
+    def _sense(self, free: BoolArray, rng: np.random.Generator) -> FloatArray:
+        return ~free + self.noise * rng.standard_normal(free.shape)
+
+    def _play(self, family: Network, policies: FloatArray, given: IntArray, rng: np.random.Generator) -> FloatArray:
+        users = len(given)
+        chosen = policies[given].astype(np.float64)
+        return self._earn(users, rng, lambda seen: np.asarray(family.act(chosen, seen.reshape(users, -1))))
+
+    def _earn(self, users: int, rng: np.random.Generator, act: object) -> FloatArray:
+        free, returns = self._first(users, rng), np.zeros(users)
+        mean = np.full((users, self.channels), 0.5)
+        rates = np.broadcast_to(self.rates, mean.shape)
+        for _ in range(self.horizon):
+            energy = self._sense(free, rng)
+            mean = mean + (1 - self.memory) * (energy - mean)
+            channel = act(np.stack([energy, mean, rates], axis=-1))  # type: ignore[operator]
+            heard = free[np.arange(users), channel] & (rng.random(users) < self.rates[channel])
+            returns += heard
+            free = self._next(free, rng)
+        return returns
+
+    def best_fixed(self) -> float:
+        """Expected return of the best channel, always."""
+        return self.horizon * float((self.share_free * self.rates).max())
+
+    def best_known(self, users: int, rng: np.random.Generator) -> float:
+        """Mean return of the optimal policy: the exact filter of every chain, and the best chance of being heard."""
+        free, total = self._first(users, rng), 0.0
+        belief = np.broadcast_to(self.share_free, free.shape)
+        for _ in range(self.horizon):
+            energy = self._sense(free, rng)
+            with np.errstate(over="ignore"):
+                odds = np.exp((0.5 - energy) / self.noise**2) * belief / (1 - belief)
+            sure = np.where(np.isinf(odds), 1.0, odds / (1 + odds))
+            channel = (sure * self.rates).argmax(axis=1)
+            total += float((free[np.arange(users), channel] * self.rates[channel]).mean())
+            belief = np.clip(self.memory * sure + (1 - self.memory) * self.share_free, 1e-9, 1 - 1e-9)
+            free = self._next(free, rng)
+        return total
+
+
+def sensing(
+    rng: np.random.Generator, *, n_channels: int = 8, horizon: int = 20, memory: float = 0.8, noise: float = 0.5
+) -> SpectrumSensing:
+    """Spectrum access with continuous sensing energies; nothing of it is drawn at random. See `SpectrumSensing`."""
+    del rng
+    return SpectrumSensing(
+        checks.whole("n_channels", n_channels, least=2, most=1000),
+        checks.whole("horizon", horizon, least=1),
+        checks.real("memory", memory, above=0, below=0.99, closed=True),
+        checks.real("noise", noise, above=0),
+    )

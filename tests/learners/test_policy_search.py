@@ -1,0 +1,116 @@
+"""Policy search: the contract on a table and on vectors, what noisy counts tell, and what it learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shufflerl import envs, learn, learners, privatizers
+from shufflerl.envs.players import ControlTask
+from shufflerl.errors import InvalidInputError
+from shufflerl.experiments.setting import Setting, run
+from shufflerl.learners.base import Learner
+from shufflerl.learners.policy_search import PolicySearch
+from shufflerl.learners.policy_search.cma import CMAES
+from shufflerl.learners.policy_search.learner import _Told
+from shufflerl.mdp import Problem
+from shufflerl.population import ReturnPopulation
+from shufflerl.privatizers.none import NoPrivacy
+from shufflerl.returns import ReturnProblem
+from shufflerl.testing import LearnerContract
+
+
+class TestLinear(LearnerContract):
+    def make(self, problem: Problem, seed: int = 0) -> Learner:
+        return PolicySearch(problem, seed)
+
+
+class TestPerceptron(LearnerContract):
+    def make(self, problem: Problem, seed: int = 0) -> Learner:
+        return PolicySearch(problem, seed, family="mlp", hidden=3, first=60)
+
+
+class _Cliff(ControlTask):
+    """Quick to play: a return that is largest at parameters of one, whatever is observed."""
+
+    def _play(self, family, policies, given, rng):  # type: ignore[no-untyped-def]
+        distance = ((policies[given] - 1.0) ** 2).mean(axis=1)
+        return 500 * np.exp(-distance / 2) * rng.uniform(0.9, 1.0, len(given))
+
+
+@pytest.mark.parametrize("privatizer", ["none", "shuffle", "central", "local-sampled"])
+def test_it_climbs_under_every_model_of_privacy(privatizer: str) -> None:
+    game = _Cliff("CartPole-v1")
+    learner = PolicySearch(game.problem(60_000), 0)
+    budget = {} if privatizer == "none" else {"epsilon": 2.0, "delta": 1e-6, "seed": 0}
+    serving = privatizers.make(privatizer, learner, **budget)  # type: ignore[arg-type]
+    history = learn(learner, ReturnPopulation(game, 0), serving)
+    assert history.users.sum() == 60_000
+    assert history.reward[-1] / history.users[-1] > 400 > history.reward[:3].sum() / history.users[:3].sum()
+    assert len(history.mixture(len(history) - 1).weights) == 1
+
+
+def test_a_range_that_is_not_known_is_found_by_the_first_batches() -> None:
+    game = _Cliff("CartPole-v1")
+    game.low = game.high = None
+    public = game.problem(1)
+    problem = ReturnProblem(public.inputs, public.actions, public.horizon, 40_000)
+    learner = PolicySearch(problem, 0, first=200)
+    serving = privatizers.make("shuffle", learner, epsilon=2.0, delta=1e-6, seed=0)
+    history = learn(learner, ReturnPopulation(game, 0), serving)
+    assert history.reward[-1] / history.users[-1] > 400
+
+
+def test_what_counts_tell_is_right_on_average_and_as_uncertain_as_they_say() -> None:
+    """Five deviations of means of 4000 batches: by chance below 1e-5."""
+    rng, expected, noise = np.random.default_rng(5), np.full(6, 15.0), 9.0
+    chances = np.linspace(0.4, 0.6, 6)[:, None] * [0, 1] + np.linspace(0.6, 0.4, 6)[:, None] * [1, 0]
+    told = []
+    for _ in range(4000):
+        arms = rng.multinomial(90, np.full(6, 1 / 6))
+        counts = np.stack([rng.multinomial(users, law) for users, law in zip(arms, chances, strict=True)])
+        told.append(_Told.of(counts + rng.normal(0, 3, counts.shape), expected, noise))
+    estimates = np.array([one.arms for one in told])
+    truth = chances[:, 1] - chances[:, 1].mean()
+    stated = float(np.mean([one.variance for one in told]))
+    assert np.abs(estimates.mean(axis=0) - truth).max() < 5 * np.sqrt(stated / 4000) + 0.1 * np.abs(truth).max()
+    assert estimates.var(axis=0).mean() == pytest.approx(stated, rel=0.15)
+
+
+def test_cma_es_finds_the_top_of_a_slanted_hill() -> None:
+    rng, search = np.random.default_rng(2), CMAES(6, 12)
+    slant, top = np.diag(10.0 ** np.arange(-1.5, 1.5, 0.5)), np.ones(6)
+    for _ in range(400):
+        draws = rng.standard_normal((12, 6))
+        placed = search.place(draws)
+        search.update(draws, -(((placed - top) @ slant) ** 2).sum(axis=1))
+    np.testing.assert_allclose(search.mean, top, atol=1e-3)
+
+
+def test_a_tabular_learner_says_what_to_do_about_vectors_and_bad_families_are_refused() -> None:
+    problem = ControlTask("CartPole-v1").problem(100)
+    with pytest.raises(InvalidInputError, match=r"observations here are vectors of 4 numbers; use the learner policy"):
+        learners.make("optimistic", problem, 0)
+    with pytest.raises(InvalidInputError, match="family is 'forest'; expected one of: linear, mlp"):
+        PolicySearch(problem, 0, family="forest")
+    with pytest.raises(InvalidInputError, match=r"parameters; expected at most 100,000. Use smaller layers"):
+        PolicySearch(problem, 0, family="mlp", hidden=50_000)
+
+
+@pytest.mark.slow(2)
+def test_cartpole_is_learned_under_the_noise_of_users() -> None:
+    done = run(Setting("CartPole-v1", "policy-search", "shuffle", 12_000, epsilon=1.0, delta=1e-6), 0)
+    assert done.final_return is not None
+    assert done.final_return > 475
+    assert done.certificate is not None
+    assert done.certificate.changed_counters == 2
+
+
+def test_without_noise_returns_are_told_finely() -> None:
+    game = ControlTask("MountainCar-v0")
+    learner, population = PolicySearch(game.problem(500), 0), ReturnPopulation(game, 0)
+    learn(learner, population, NoPrivacy(), batches=1)
+    batch = learner.next_batch()
+    assert batch is not None
+    assert len(batch.query.points) == 64
+    assert isinstance(envs.make("MountainCar-v0"), ControlTask)
