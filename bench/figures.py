@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import re
 import subprocess
@@ -29,7 +30,7 @@ from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.engine import run_cells
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import FULL, Family, Runs, family, lost_at_random, mdp_of
+from shufflerl.experiments.figures.base import FULL, Family, Runs, family, lost_at_random
 from shufflerl.experiments.figures.lines import DELTA, LINES, OPTIMISTIC, OPTIMISTIC_FREE
 from shufflerl.experiments.figures.suite import times_over
 from shufflerl.experiments.setting import Setting
@@ -41,7 +42,7 @@ PICTURE = ROOT / "docs" / "images" / "reproduce.svg"
 RUNS = Path("out/figures")
 ENV, EPISODES, LONG = "riverswim", 20_000, 1_000_000
 EPSILONS = (0.1, 0.5, 1.0, 5.0)
-SEEDS, LIARS_SEEDS, SUITE_SEEDS = range(100), range(100), 5
+SEEDS, SUITE_SEEDS = range(100), 5
 #: What tables call the lines, and the trust they need.
 ROWS = {
     "optimistic": (
@@ -92,16 +93,23 @@ def riverswim() -> dict[str, Any]:
 
 
 def liars() -> dict[str, Any]:
-    """Mean regret of a run on RiverSwim in which a share of the users lie."""
-    values = {
-        f"{share:.2%}": _summary(np.array([poisoning.regret(mdp_of(ENV), share, seed) for seed in LIARS_SEEDS]))
-        for share in poisoning.SHARES
-    }
+    """Mean regret of runs in which a share of the users lie, of the worst attack, by who adds the noise."""
+    runs = poisoning.measure()
+    values: dict[str, Any] = {}
+    for env in poisoning.ENVIRONMENTS:
+        for source in poisoning.SOURCES:
+            name = f"{env}/{source}"
+            values[f"{name}/none"] = _summary(runs.regrets(poisoning.clean(env, source)))
+            for share in poisoning.SHARES:
+                for attacks, when in ((poisoning.SPREAD, ""), ((poisoning.CROWD,), " first")):
+                    attack, regrets = poisoning.worst(runs, env, source, share, attacks)
+                    values[f"{name}/{share:.1%}{when}"] = _summary(regrets) | {"attack": attack}
     return {
         "episodes": poisoning.EPISODES,
         "epsilon": poisoning.BUDGET.epsilon,
         "delta": poisoning.BUDGET.delta,
-        "seeds": [LIARS_SEEDS[0], LIARS_SEEDS[-1]],
+        "seeds": [poisoning.SEEDS[0], poisoning.SEEDS[-1]],
+        "fewer_seeds": [poisoning.FEWER_SEEDS[0], poisoning.FEWER_SEEDS[-1]],
         "values": values,
     }
 
@@ -210,13 +218,18 @@ def learner_table(figures: dict[str, Any]) -> list[str]:
 
 
 def liars_table(figures: dict[str, Any]) -> list[str]:
-    """What liars cost."""
+    """What liars cost: a share of every batch, and a share of all users who all come first."""
+    values = figures["poisoning"]["values"]
     rows = []
-    for share in figures["poisoning"]["values"]:
-        times = "" if share == "0.00%" else f"{text(figures, f'poisoning: {share} / 0.00%')} times"
-        shown = "none" if share == "0.00%" else share
-        rows.append(f"| {shown} | {text(figures, f'poisoning: {share} interval')} | {times} |")
-    return [*_head("liars", "mean regret", ""), *rows]
+    for env, source in itertools.product(poisoning.ENVIRONMENTS, poisoning.SOURCES):
+        clean = f"{env}/{source}/none"
+        cells = [f"{values[clean]['mean']:,.0f} [{values[clean]['low']:,.0f}, {values[clean]['high']:,.0f}]"]
+        for when, share in itertools.product(("", " first"), poisoning.SHARES):
+            own = values[f"{env}/{source}/{share:.1%}{when}"]
+            cells.append(f"{own['mean'] / values[clean]['mean']:.2f}" + (f" ({own['attack']})" if not when else ""))
+        rows.append(f"| {env} | {source} | " + " | ".join(cells) + " |")
+    shares = [f"{share:.1%} lie" for share in poisoning.SHARES]
+    return [*_head("environment", "noise by", "nobody lies", *shares, *(f"{one}, all first" for one in shares)), *rows]
 
 
 TABLES = {"costs": costs_table, "intervals": intervals_table, "learner": learner_table, "poisoning": liars_table}

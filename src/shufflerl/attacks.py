@@ -26,18 +26,23 @@ from shufflerl.privacy.certificate import Certificate
 from shufflerl.privatizers.base import Privatizer
 from shufflerl.seeding import Seed, stream
 
-#: Early liars are at most this part of a batch: whoever enrols users sees to that.
-MOST_EARLY = 0.5
+#: Who lies early does so among the first of all users, this part of them.
+EARLY = 0.1
+#: If all liars come first, they are at most this part of a batch.
+MOST_CROWDED = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Lie:
-    """Episodes of another environment: by the policy that was given out, or by one of their own."""
+    """Episodes of another environment: by the policy that was given out, or by one of their own.
+
+    `early` liars lie in the first batches only; `crowded` ones all come as early as they may, rather than evenly.
+    """
 
     mdp: MDP
     policy: PolicyArray | None = None
-    #: All of the run's liars come as early as they may, rather than evenly.
     early: bool = False
+    crowded: bool = False
 
 
 def rewards_of_one_action(mdp: MDP) -> Lie:
@@ -66,6 +71,11 @@ def early_lies(mdp: MDP) -> Lie:
     return replace(false_episodes(mdp), early=True)
 
 
+def early_crowd(mdp: MDP) -> Lie:
+    """False episodes of all the run's liars in its first batches, of which they are a half: a share of the users."""
+    return replace(false_episodes(mdp), crowded=True)
+
+
 def flattered_rival(mdp: MDP) -> Lie:
     """Of the actions on the best way the one that is nearest to the best of its state pays; the best there does not."""
     rewards, policy = mdp.rewards.copy(), _q(mdp).argmax(axis=2)
@@ -91,6 +101,7 @@ ATTACKS: dict[str, Callable[[MDP], Lie]] = {
     "early lies": early_lies,
     "flattered rival": flattered_rival,
     "played rival": played_rival,
+    "early crowd": early_crowd,
 }
 
 
@@ -101,7 +112,9 @@ class LyingPopulation:
         self.mdp = mdp
         self.lie = ATTACKS[checks.choice("attack", attack, tuple(ATTACKS))](mdp)
         self.share = checks.real("share of liars", share, above=0, below=1, closed=True)
-        self._left = round(self.share * episodes)  # of those who come early
+        self._left = round(self.share * episodes)  # of those who crowd
+        self._early = EARLY * episodes
+        self._played = 0
         self._honest = CountPopulation(mdp, seed)
         self._liars = CountPopulation(self.lie.mdp, np.random.SeedSequence([_entropy(seed), 1]))
         self._rng = stream(seed, "users", 1)
@@ -110,11 +123,13 @@ class LyingPopulation:
 
     def play(self, batch: Batch) -> Counts:
         """Let honest users play, and liars say what they like."""
-        if self.lie.early:
-            liars = min(self._left, int(batch.users * MOST_EARLY))
+        if self.lie.crowded:
+            liars = min(self._left, int(batch.users * MOST_CROWDED))
             self._left -= liars
         else:
             liars = int(self._rng.binomial(batch.users, self.share))
+            liars *= not self.lie.early or self._played < self._early
+        self._played += batch.users
         values, earned = np.zeros(batch.query.size, dtype=np.int64), 0.0
         if liars < batch.users:
             honest = self._honest.play(replace(batch, users=batch.users - liars))
