@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,11 @@ class History:
         """Episodes played and cumulative regret after each batch, from (0, 0)."""
         return np.concatenate([[0], np.cumsum(self.users)]), np.concatenate([[0.0], np.cumsum(self.regret)])
 
+    @property
+    def distinct(self) -> int:
+        """How many different mixtures were deployed; one that comes back is counted once."""
+        return len({_identity(deployment) for deployment in self.deployments})
+
     def mixture(self, batch: int) -> Mixture:
         """What was deployed in a batch."""
         deployment = self.deployments[self.deployed[batch]]
@@ -66,6 +71,12 @@ class History:
         for batch in range(len(self)):
             numbers = float(self.reward[batch]), float(self.regret[batch])
             yield Record(int(self.users[batch]), self.mixture(batch), *numbers)
+
+
+def _identity(deployment: Mixture | PolicyArray) -> Hashable:
+    if isinstance(deployment, Mixture):
+        return deployment if len(deployment.policies) > 1 else deployment.policies[0].tobytes()
+    return deployment.tobytes()
 
 
 class Recorder:

@@ -75,7 +75,8 @@ class Result:
 
     `regret`, `optimal_value` and `curve` are None where the environment's truth is unknown, `reward` (per episode)
     where it was not counted; all are as inside, with rewards of 0 to 1, and `units` are the environment's own.
-    `curve[i]` is the cumulative regret after `curve_episodes(...)[i]` episodes.
+    `distinct` mixtures were deployed in so many `batches`. `curve[i]` is the cumulative regret after
+    `curve_episodes(...)[i]` episodes.
     """
 
     cell: Cell
@@ -87,6 +88,8 @@ class Result:
     certificate: dict[str, Any] | None
     seconds: float = field(compare=False)
     units: Units = UNIT
+    batches: int = 0
+    distinct: int = 0
 
     @property
     def own_regret(self) -> float | None:
@@ -131,4 +134,6 @@ def run_cell(cell: Cell) -> Result:
         certificate=None if run.certificate is None else json.loads(canonical(run.certificate.as_dict())),
         seconds=run.seconds,
         units=run.units,
+        batches=len(history),
+        distinct=history.distinct,
     )

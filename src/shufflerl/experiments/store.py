@@ -60,6 +60,8 @@ SCHEMA = pa.schema(
         ("seed", _WHOLE),
         ("regret", _REAL),
         ("switches", _WHOLE),
+        ("batches", _WHOLE),
+        ("distinct", _WHOLE),
         ("optimal_value", _REAL),
         ("reward", _REAL),
         ("reward_low", _REAL),
@@ -174,6 +176,8 @@ def _row(result: Result) -> dict[str, Any]:
         "seed": cell.seed,
         "regret": result.regret,
         "switches": result.switches,
+        "batches": result.batches,
+        "distinct": result.distinct,
         "optimal_value": result.optimal_value,
         "reward": result.reward,
         "reward_low": units.low,
@@ -222,6 +226,8 @@ def decode(cell: Cell, content: bytes) -> Result:
         curve=None if row["curve_regret"] is None else tuple(row["curve_regret"]),
         certificate=None if row["certificate"] is None else json.loads(row["certificate"]),
         seconds=row["seconds"],
+        batches=row["batches"],
+        distinct=row["distinct"],
         units=Units(row["reward_low"], row["reward_high"], row["steps"]),
     )
 

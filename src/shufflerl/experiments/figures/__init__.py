@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shufflerl.experiments.figures import (
     bandit,
+    batches,
     bounds,
     messages,
     noise,
@@ -18,19 +19,7 @@ from shufflerl.experiments.figures import (
 )
 from shufflerl.experiments.figures.base import Figure
 
-_ORDER = (
-    regret_epsilon,
-    regret_curves,
-    bandit,
-    switches,
-    bounds,
-    noise,
-    theorem,
-    messages,
-    scaling,
-    spectrum,
-    poisoning,
-    suite,
-)
+_PAPERS = (regret_epsilon, regret_curves, bandit, switches)
+_OTHERS = (batches, bounds, noise, theorem, messages, scaling, spectrum, poisoning, suite)
 
-FIGURES: tuple[Figure, ...] = tuple(figure.FIGURE for figure in _ORDER)
+FIGURES: tuple[Figure, ...] = tuple(figure.FIGURE for figure in _PAPERS + _OTHERS)
