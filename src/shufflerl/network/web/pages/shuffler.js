@@ -30,7 +30,7 @@ function show(now) {
     ["Reports accepted", count(now.accepted)],
     ["Uploads that wait", count(now.queued), "for the disk"],
     ["Batches released", count(now.released)],
-    ["Dummies", now.dummies ? `about ${count(Math.round(now.dummies))}` : "none", "its own noise among the tags of these batches"],
+    ["Dummies", now.dummies ? `about ${count(Math.round(now.dummies))}` : "none", "its own noise, for the batches under way"],
     ["Seal to release", now.release_seconds == null ? UNKNOWN : duration(now.release_seconds), "last batch"],
   ]);
 
