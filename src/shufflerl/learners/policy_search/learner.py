@@ -37,7 +37,7 @@ class Constants:
     reach: float = 3.5  # deviations of returns on each side of the window's middle
     uncertain: float = 0.3  # below such reliability an update is skipped, the step and the batch grow
     certain: float = 0.6  # above it batches shrink
-    growth: float = 1.2
+    growth: float = 1.1
     most: float = 20.0  # times the size that noise asks for
     patience: float = 25.0  # batches of that size without a better return, and half of the users so far
     settling: int = 4  # batches before returns are compared with the first
@@ -203,10 +203,11 @@ class PolicySearch(Learner):
     def _move(self, told: _Told) -> None:
         """Follow the arms, if they can be told apart; else look further, with more users."""
         progress, arms = self.progress, told.arms
-        progress.reliability = float(1 - told.variance / max(float(arms.var(ddof=1)), 1e-12))
+        progress.reliability = told.reliability
         if progress.reliability < C.uncertain:
             self.search.sigma *= C.growth
-            progress.users = min(progress.users * C.growth, C.most * progress.base)
+            if progress.noise:
+                progress.users = min(progress.users * C.growth, C.most * progress.base)
         else:
             self.search.update(self.draws, arms)
             self.average += C.averaging * (self.search.mean - self.average)
@@ -305,6 +306,16 @@ class _Told:
     error: float  # of the mean
     arms: FloatArray
     variance: float  # of an arm's distance
+    inherited: float  # the share of the arms' own differences that is in this variance
+
+    @property
+    def reliability(self) -> float:
+        """The share of the arms' differences that is their own: the variance that users and noise do not explain.
+
+        Users' returns are spread as those of all arms together, of which the arms' own differences are a part.
+        """
+        seen = max(float(self.arms.var(ddof=1)), 1e-12)
+        return (seen - self.variance) / (1 - self.inherited) / seen
 
     @classmethod
     def of(cls, counts: FloatArray, expected: FloatArray, noise: float) -> _Told:
@@ -340,6 +351,7 @@ class _Told:
             error=math.sqrt(total / users + noise * len(counts) * float((around**2).sum()) / users**2),
             arms=arms,
             variance=float((weights**2 * spread).sum(axis=1).mean()),
+            inherited=min(0.9, float((weights**2 * each * law).sum(axis=1).mean()) / total),
         )
 
 
