@@ -94,7 +94,8 @@ def riverswim() -> dict[str, Any]:
 
 def liars() -> dict[str, Any]:
     """Mean regret of runs in which a share of the users lie, of the worst attack, by who adds the noise."""
-    runs, values = poisoning.measure(), {}
+    runs = poisoning.measure()
+    values: dict[str, dict[str, Any]] = {}
     for env in poisoning.ENVIRONMENTS:
         for source in poisoning.SOURCES:
             name = f"{env}/{source}"

@@ -105,6 +105,12 @@ class System(ABC):
     def begin(self, budget: Budget, users: int, query: CountQuery) -> AbstractContextManager[Session]:
         """Batches of so many users who are asked for these counters, with noise for this budget."""
 
+    def audit(
+        self, budget: Budget, *, samples: int | None = None, users: int = USERS, level: float = 1e-3
+    ) -> AuditReport:
+        """Test the claim that its releases are private; see the function of this name."""
+        return audit(budget, samples=samples, users=users, level=level, system=self)
+
 
 @dataclass(frozen=True)
 class InMemory(System):
@@ -314,7 +320,7 @@ class Bench:
         return np.concatenate([[neighbour * (len(self.trajectories) - 1)], others])
 
     def sensitivity(self) -> Finding:
-        """Whether no two users differ in more counters than is accounted for."""
+        """Whether as many counters change as is claimed."""
         stated, pairs = self.query.changed_counters, len(self.trajectories) ** 2
         return Finding(
             "sensitivity",
@@ -516,7 +522,7 @@ def _permutation(played: _Played, level: float) -> Finding:
     orders = np.unique(np.argsort(places, axis=1) @ [64, 16, 4, 1], return_counts=True)[1]
     orders = np.pad(orders, (0, math.factorial(4) - len(orders)))
     where = np.bincount((16 * places[:, 0]).astype(np.int64), minlength=16)
-    p_value = least(*(_chi_square(found, len(places) / len(found)) for found in (orders, where)))
+    p_value = bonferroni(*(chi_square(found, len(places) / len(found)) for found in (orders, where)))
     return judged("permutation", p_value, level, "All orders of a batch's messages are equally likely")
 
 
@@ -562,7 +568,7 @@ def _partial_queries(system: System, budget: Budget, users: int, level: float) -
         p_values.append(2 * float(stats.norm.sf(abs(sent.sum() - query.size * mean) / math.sqrt(query.size * mean))))
     return judged(
         "partial queries",
-        least(*p_values),
+        bonferroni(*p_values),
         level,
         f"All noise is there in {len(PARTIAL_QUERIES)} queries for some steps",
     )
@@ -572,7 +578,7 @@ def _independence(played: _Played, level: float) -> Finding:
     """Sums of independent Poisson counts are Poisson; shared noise would widen them, a fixed total narrow them."""
     tags = played.noise + played.mean
     groups = (tags, tags[:, ::2])
-    p_value = least(*(_poisson_fit(group.sum(axis=1), group.shape[1] * played.mean) for group in groups))
+    p_value = bonferroni(*(_poisson_fit(group.sum(axis=1), group.shape[1] * played.mean) for group in groups))
     return judged("independence", p_value, level, "Noise on different counters is independent")
 
 
@@ -587,7 +593,7 @@ def _message_counts(played: _Played, level: float) -> Finding:
     replaced = np.stack([_cells(extra[:, side, 0], mean)[0] for side in (0, 1)])
     filled = replaced.sum(axis=0) > 0
     opposite = stats.chi2_contingency(replaced[:, filled])[1] if filled.sum() > 1 else 1.0
-    p_value = least(_poisson_fit(extra, mean), overall, by_user, by_trajectory, opposite)
+    p_value = bonferroni(_poisson_fit(extra, mean), overall, by_user, by_trajectory, opposite)
     return judged(
         "message counts",
         p_value,
@@ -605,7 +611,7 @@ def _unbiasedness(played: _Played, level: float) -> Finding:
     scores /= math.sqrt(len(noise) * query.touched_counters * played.mean)
     by_user = 2 * stats.norm.sf(np.abs(scores))
     return judged(
-        "unbiasedness", least(by_counter, *by_user), level, "Estimates are right on average, users counted once"
+        "unbiasedness", bonferroni(by_counter, *by_user), level, "Estimates are right on average, users counted once"
     )
 
 
@@ -618,19 +624,19 @@ def _freshness(played: _Played, level: float) -> Finding:
     repeats = min(1.0, len(noise) ** 2 / 4 * agree) if played.repeated else 1.0
     return judged(
         "freshness",
-        0.0 if played.reused else least(repeats, 2 * stats.norm.sf(abs(score))),
+        0.0 if played.reused else bonferroni(repeats, 2 * stats.norm.sf(abs(score))),
         level,
         "No report repeats, and no noise, key or seed is used again",
     )
 
 
 def judged(name: str, p_value: float, level: float, statement: str) -> Finding:
-    """What a test with a random outcome found."""
+    """The finding of a test with a random outcome: whether what is stated holds at a level."""
     passed = p_value >= level
     return Finding(name, passed, p_value, f"{statement}: {'yes' if passed else 'NO'} (p = {p_value:.3g}).")
 
 
-def least(*p_values: float) -> float:
+def bonferroni(*p_values: float) -> float:
     """The p-value of several tests together, whatever their dependence (Bonferroni)."""
     return min(1.0, len(p_values) * float(min(p_values)))
 
@@ -640,14 +646,15 @@ def highest_rate(errors: int, samples: int, level: float) -> float:
     return 1.0 if errors == samples else float(stats.beta.isf(level, errors + 1, samples - errors))
 
 
-def _chi_square(observed: IntArray | FloatArray, expected: float | FloatArray) -> float:
+def chi_square(observed: IntArray | FloatArray, expected: float | FloatArray) -> float:
+    """The p-value of counts in cells against what is expected there."""
     return float(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), observed.size - 1))
 
 
 def _poisson_fit(values: IntArray | FloatArray, mean: float) -> float:
     """The p-value of a chi-square test that these counts are Poisson of this mean."""
     observed, probabilities = _cells(values, mean)
-    return _chi_square(observed, probabilities * values.size)
+    return chi_square(observed, probabilities * values.size)
 
 
 def _mean_fit(values: IntArray, mean: float, groups: IntArray) -> float:

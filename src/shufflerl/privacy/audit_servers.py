@@ -41,9 +41,9 @@ from shufflerl.privacy.audit import (
     AuditReport,
     Bench,
     Finding,
+    bonferroni,
     highest_rate,
     judged,
-    least,
 )
 from shufflerl.privacy.mechanism import ServersNoise
 
@@ -92,6 +92,12 @@ class ServersSystem(ABC):
     @abstractmethod
     def begin(self, budget: Budget, users: int, query: CountQuery) -> AbstractContextManager[ServersSession]:
         """Batches of so many users who are asked for these counters, with noise for this budget."""
+
+    def audit(
+        self, budget: Budget, *, samples: int | None = None, users: int = USERS, level: float = 1e-3
+    ) -> AuditReport:
+        """Test from both seats that its releases are private."""
+        return audit_servers(budget, samples=samples, users=users, level=level, system=self)
 
 
 def _laws(budget: Budget, query: CountQuery) -> tuple[PoissonNoise | TruncatedLaplace, PoissonNoise | DiscreteLaplace]:
@@ -328,7 +334,9 @@ def _noise_law(seat: str, residues: FloatArray, law: Law, level: float) -> Findi
     deviations = (spread - rows.size) / math.sqrt((kurtosis + 1 / law.variance) * rows.size)
     p_values = [_fit(rows, law), *(_fit(column, law) for column in rows.T)]
     p_values += [2 * float(stats.norm.sf(abs(score))) for score in (*scores, deviations)]
-    return judged(f"noise law, {seat}", least(*p_values), level, f"What protects from the {seat} is {law}, as declared")
+    return judged(
+        f"noise law, {seat}", bonferroni(*p_values), level, f"What protects from the {seat} is {law}, as declared"
+    )
 
 
 def _independence(seat: str, residues: FloatArray, law: Law, level: float) -> Finding:
@@ -339,7 +347,7 @@ def _independence(seat: str, residues: FloatArray, law: Law, level: float) -> Fi
         spread = float((some.sum(axis=1) ** 2).sum() / (some.shape[1] * law.variance))
         excess = (2.0 if isinstance(law, PoissonNoise) else 2 + 3 / some.shape[1]) + 1 / law.variance
         p_values.append(2 * float(stats.norm.sf(abs(spread - len(some)) / math.sqrt(excess * len(some)))))
-    return judged(f"independence, {seat}", least(*p_values), level, "Noise on different counters is independent")
+    return judged(f"independence, {seat}", bonferroni(*p_values), level, "Noise on different counters is independent")
 
 
 def _freshness(seat: str, residues: FloatArray, law: Law, level: float) -> Finding:
@@ -352,7 +360,7 @@ def _freshness(seat: str, residues: FloatArray, law: Law, level: float) -> Findi
     repeats = len(rows) - len(np.unique(np.rint(rows + law.mean), axis=0))
     p_value = 1.0 if repeats == 0 else min(1.0, len(rows) ** 2 / 2 * agree)
     return judged(
-        f"freshness, {seat}", least(p_value, 2 * float(stats.norm.sf(abs(score)))), level, "No noise is used again"
+        f"freshness, {seat}", bonferroni(p_value, 2 * float(stats.norm.sf(abs(score)))), level, "No noise is used again"
     )
 
 
@@ -370,7 +378,9 @@ def _permutation(played: _Played, level: float) -> Finding:
     cells = [np.bincount((8 * places[:, i]).astype(np.int64), minlength=8) for i in (0, 1)]
     p_values = [float(stats.chisquare(found).pvalue) for found in cells]
     p_values.append(float(stats.binomtest(int((places[:, 0] < places[:, 1]).sum()), len(places)).pvalue))
-    return judged("permutation", least(*p_values), level, "All orders of the messages of a group are equally likely")
+    return judged(
+        "permutation", bonferroni(*p_values), level, "All orders of the messages of a group are equally likely"
+    )
 
 
 def _crowd(system: ServersSystem, bench: Bench, budget: Budget, level: float) -> Finding:
@@ -397,7 +407,7 @@ def _partial_queries(system: ServersSystem, budget: Budget, users: int, level: f
         p_values.append(p_value)
     return judged(
         "partial queries",
-        least(*p_values),
+        bonferroni(*p_values),
         level,
         f"All noise is there in {len(PARTIAL_QUERIES)} queries for some steps",
     )
@@ -422,4 +432,4 @@ def _whole_noise(bench: Bench, session: ServersSession, batches: list[IntArray])
         empirical = np.searchsorted(np.sort(draws), draws, side="right") / draws.size
         furthest = float(np.abs(empirical - law.cdf(draws)).max())
         p_values.append(min(1.0, 2 * math.exp(-2 * draws.size * furthest**2)))
-    return least(*p_values)
+    return bonferroni(*p_values)

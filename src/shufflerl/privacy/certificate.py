@@ -26,8 +26,9 @@ ASSUMPTIONS = {
     "is safe as long as that is not broken. Against a coordinator that sees releases alone no such assumption is "
     "needed.",
     "separate servers": "Shuffler and coordinator do not collude: each keeps its noise to itself and adds all of it "
-    "to every batch, and the shuffler hands over tags permuted, so that none leads to its sender. What a shuffler adds "
-    "no dummies to, the coordinator reads in clear; which reports it picks or makes up does not matter.",
+    "to every batch, and the shuffler hands over tags permuted, or the sum of a batch alone, so that nothing leads to "
+    "a sender. What a shuffler adds no noise to, the coordinator reads in clear; which reports it picks or makes up "
+    "does not matter.",
     "one report": "A user reports one family and step. Simulated batches of several users draw these independently "
     "for each step, which changes how steps are correlated, not the law of any counter.",
     "trusted server": "One server sees every trajectory in clear and adds the noise itself. Its operator, and whoever "
