@@ -320,7 +320,7 @@ class Bench:
         return np.concatenate([[neighbour * (len(self.trajectories) - 1)], others])
 
     def sensitivity(self) -> Finding:
-        """Whether no two users differ in more counters than is accounted for."""
+        """Whether as many counters change as is claimed."""
         stated, pairs = self.query.changed_counters, len(self.trajectories) ** 2
         return Finding(
             "sensitivity",

@@ -93,6 +93,12 @@ class ServersSystem(ABC):
     def begin(self, budget: Budget, users: int, query: CountQuery) -> AbstractContextManager[ServersSession]:
         """Batches of so many users who are asked for these counters, with noise for this budget."""
 
+    def audit(
+        self, budget: Budget, *, samples: int | None = None, users: int = USERS, level: float = 1e-3
+    ) -> AuditReport:
+        """Test from both seats that its releases are private."""
+        return audit_servers(budget, samples=samples, users=users, level=level, system=self)
+
 
 def _laws(budget: Budget, query: CountQuery) -> tuple[PoissonNoise | TruncatedLaplace, PoissonNoise | DiscreteLaplace]:
     mechanism = ServersNoise(budget)

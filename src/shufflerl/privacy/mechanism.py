@@ -282,27 +282,30 @@ class ServersNoise(Mechanism[NoiseSum]):
 
 @dataclass(frozen=True)
 class StatedServers(ServersNoise):
-    """Servers' noise of laws that were announced, not calibrated: of the budget only delta counts.
+    """Noise by the servers of laws that were stated, not calibrated: of the budget only delta counts.
 
-    `stated` are the law of the dummies and that of the coordinator. What is charged is whichever protects less.
+    `law` is that of the dummies, `own_law` the coordinator's: the same uncut, unless it says otherwise. What is charged
+    is whichever protects less.
     """
 
-    stated: tuple[PoissonNoise | TruncatedLaplace, PoissonNoise | DiscreteLaplace] = ()  # type: ignore[assignment]
+    law: PoissonNoise | TruncatedLaplace | None = None
+    own_law: PoissonNoise | DiscreteLaplace | None = None
 
     scales: ClassVar[bool] = False
 
     def dummies(self, query: Query) -> PoissonNoise | TruncatedLaplace:
-        """As it was announced."""
-        return self.stated[0]
+        """The stated law."""
+        assert self.law is not None
+        return self.law
 
     def own(self, query: Query) -> PoissonNoise | DiscreteLaplace:
-        """As it was announced."""
-        return self.stated[1]
+        """The stated law."""
+        return super().own(query) if self.own_law is None else self.own_law
 
     def _charge(self, query: Query, users: int) -> Charge:
-        changed = query.changed_counters * self.participations
-        spent = {law: accounting.privacy_loss(law, changed).epsilon(self.budget.delta) for law in self.stated}
-        return Charge(max(spent, key=lambda law: spent[law]), changed)
+        changed, laws = query.changed_counters * self.participations, (self.dummies(query), self.own(query))
+        spent = [accounting.privacy_loss(law, changed).epsilon(self.budget.delta) for law in laws]
+        return Charge(laws[spent[1] > spent[0]], changed)
 
 
 class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):

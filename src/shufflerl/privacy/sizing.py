@@ -10,7 +10,7 @@ from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
 from shufflerl.noise import BinomialNoise, PoissonNoise, TruncatedLaplace
-from shufflerl.privacy.accounting import Budget, privacy_loss, uncut, warn_if_weak
+from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.mechanism import ServersNoise, ShuffledBinomial, ShuffledPoisson, StatedPoisson, StatedServers
 from shufflerl.privacy.protocol import Protocol
@@ -101,10 +101,10 @@ def certificate_of(
     stated: StatedPoisson | StatedServers
     if poisson_mean is not None and scale is None and shift is None:
         law: PoissonNoise | TruncatedLaplace = PoissonNoise(poisson_mean)
-        stated = StatedPoisson(*rest, mean=law.mean) if by_users else StatedServers(*rest, stated=(law, uncut(law)))
+        stated = StatedPoisson(*rest, mean=law.mean) if by_users else StatedServers(*rest, law=law)
     elif poisson_mean is None and scale is not None and shift is not None and not by_users:
         law = TruncatedLaplace(scale, shift)
-        stated = StatedServers(*rest, stated=(law, uncut(law)))
+        stated = StatedServers(*rest, law=law)
     else:
         raise InvalidInputError(
             "Which noise is not clear; expected a mean (--lambda) of Poisson noise or, where the servers add it "

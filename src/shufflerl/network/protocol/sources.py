@@ -251,7 +251,7 @@ class Servers(Source):
         """Nothing rests on users, whoever is honest or excluded."""
         from shufflerl.privacy.mechanism import StatedServers
 
-        return StatedServers(budget, stated=(self.dummies, self.own))
+        return StatedServers(budget, law=self.dummies, own_law=self.own)
 
     def lost_noise(self, epsilon: float) -> float:
         """None: neither server leaves any out."""
