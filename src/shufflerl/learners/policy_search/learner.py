@@ -47,6 +47,9 @@ class Constants:
 
 C = Constants()
 
+#: The least variance of returns, in widths of the window, that can be told from rounding and noise.
+_FLAT = 0.003
+
 
 @dataclass
 class _Progress:
@@ -105,7 +108,7 @@ class PolicySearch(Learner):
         if math.isfinite(self.low):
             self.progress.phase = "search"
             self.progress.middle, self.progress.half = (self.low + self.high) / 2, (self.high - self.low) / 2
-        self.finest = 0.02 * self.progress.half  # no window is narrower
+        self.finest = 0.002 * self.progress.half  # no window is narrower
 
     @property
     def most_batches(self) -> int:
@@ -205,6 +208,8 @@ class PolicySearch(Learner):
         progress, arms = self.progress, told.arms
         progress.reliability = told.reliability
         if progress.reliability < C.uncertain:
+            if told.flat:  # the window is still too wide to see anything
+                return
             self.search.sigma *= C.growth
             if progress.noise:
                 progress.users = min(progress.users * C.growth, C.most * progress.base)
@@ -309,6 +314,11 @@ class _Told:
     inherited: float  # the share of the arms' own differences that is in this variance
 
     @property
+    def flat(self) -> bool:
+        """Whether returns are all alike in this window."""
+        return self.deviation**2 <= _FLAT
+
+    @property
     def reliability(self) -> float:
         """The share of the arms' differences that is their own: the variance that users and noise do not explain.
 
@@ -347,7 +357,7 @@ class _Told:
         rounding = 0.17 / (count - 1) ** 2
         return cls(
             mean=mean,
-            deviation=math.sqrt(max(total - rounding, 0.003)),
+            deviation=math.sqrt(max(total - rounding, _FLAT)),
             error=math.sqrt(total / users + noise * len(counts) * float((around**2).sum()) / users**2),
             arms=arms,
             variance=float((weights**2 * spread).sum(axis=1).mean()),
