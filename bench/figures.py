@@ -39,6 +39,7 @@ from shufflerl.experiments.suite.analysis import CHAMPION, STRICT
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "figures.json"
 PICTURE = ROOT / "docs" / "images" / "reproduce.svg"
+LIARS_PICTURE = ROOT / "docs" / "images" / "poisoning.svg"
 RUNS = Path("out/figures")
 ENV, EPISODES, LONG = "riverswim", 20_000, 1_000_000
 EPSILONS = (0.1, 0.5, 1.0, 5.0)
@@ -278,6 +279,30 @@ def picture(figures: dict[str, Any]) -> None:
     save_figure(drawing, PICTURE)
 
 
+def liars_picture(figures: dict[str, Any]) -> None:
+    """Draw how many times the clean regret the worst attack costs, by who adds the noise."""
+    from shufflerl.plots import save_figure
+
+    values = figures["poisoning"]["values"]
+    drawing, panels = style.panels(len(poisoning.SHARES), height=3.4)
+    for axes, share in zip(panels, poisoning.SHARES, strict=True):
+        for place, (source, colour) in enumerate((("users", "#D55E00"), ("servers", "#0072B2"))):
+            times = [
+                values[f"{env}/{source}/{share:.1%}"]["mean"] / values[f"{env}/{source}/none"]["mean"]
+                for env in poisoning.ENVIRONMENTS
+            ]
+            where = np.arange(len(times)) + 0.38 * (place - 0.5)
+            axes.bar(where, times, width=0.36, color=colour, label=f"noise by {source}")
+        axes.axhline(1.0, color=style.INK, linewidth=1)
+        axes.set(yscale="log", ylim=(0.8, None), xticks=range(len(poisoning.ENVIRONMENTS)))
+        axes.set_xticklabels(poisoning.ENVIRONMENTS)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(f"{share:.1%} of the users lie")
+    panels[0].set_ylabel("times the regret without liars")
+    style.legend_below(drawing, panels[0], 2)
+    save_figure(drawing, LIARS_PICTURE)
+
+
 def pages() -> list[Path]:
     """Where figures may stand."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -306,6 +331,7 @@ def main() -> None:
         figures[part] = when | PARTS[part]()
         FILE.write_text(json.dumps(figures, indent=1) + "\n")
     picture(figures)
+    liars_picture(figures)
     for page in pages():
         if (now := written(was := page.read_text(), figures)) != was:
             page.write_text(now)

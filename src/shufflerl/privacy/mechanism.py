@@ -49,7 +49,8 @@ class Mechanism(ABC, Generic[Law_co]):
 
     model: ClassVar[str]
     description: ClassVar[str]
-    against: ClassVar[str]
+    #: From whom users are protected, and by what.
+    against: ClassVar[str] = "Everybody who sees releases or deployed policies."
     assumptions: ClassVar[tuple[str, ...]]
     #: Whether a query that touches fewer counters has less noise.
     scales: ClassVar[bool] = False
