@@ -14,13 +14,14 @@ from tests.support.nats_cluster import MISSING, Cluster, server_binary
 from tests.support.nats_processes import Rounds, front_ends
 
 from bench.measure import Figure, SkippedError
-from bench.network import announced, ask, core_time, make_upload, send
+from bench.network import MODES, Passed, announced, ask, core_time, make_upload, send
 from shufflerl.network.demo import Role
 from shufflerl.network.node.reporting import Checked
 from shufflerl.network.protocol import wire
-from shufflerl.network.protocol.agreement import parse_announcement
+from shufflerl.network.protocol.agreement import NoiseBy, parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey, mint
 from shufflerl.network.protocol.wire import OpenBatch, Opening
+from shufflerl.network.stores.nats_store import NatsStore
 
 REPORTS, CONNECTIONS, REQUIRED, CORES = 16_000, 256, 4_000, 2
 ROUNDS, USERS = 20, 200
@@ -38,11 +39,12 @@ def run() -> list[Figure]:
         try:
             servers = [process.pid for process in cluster.processes if process is not None]
             ours = Measured(folder / "two", 2, servers, "--store", cluster.url)
+            latencies = {noise: _latency(cluster, noise) for noise in MODES}
             passed = rounds(folder / "rounds", cluster)
         finally:
             cluster.stop()
         peer = Measured(folder / "one", 1, [])
-    what = f"durable reports of 3 kB, two front ends, three servers, {CONNECTIONS} connections"
+    what = f"durable reports, noise by servers, two front ends, three servers, {CONNECTIONS} connections"
     parts = ", ".join(f"{name} {1e6 * cost:.0f}" for name, cost in ours.core.items())
     return [
         Figure.at_least(1, what, "per s", ours.rate, REQUIRED, "required"),
@@ -50,8 +52,20 @@ def run() -> list[Figure]:
             1, f"what {CORES} cores take by their time (µs: {parts})", "per s", ours.possible, REQUIRED, "required"
         ),
         Figure.at_least(0.5, what, "per s", ours.rate, peer.rate, "one front end on SQLite"),
+        Figure.at_most(
+            *(1, "from a batch's last report to counts, noise by servers", "s", latencies["servers"]),
+            *(latencies["users"], "noise by users"),
+        ),
         Figure.at_least(1, "rounds of kill -9 with all acknowledged reports released once", "", passed, ROUNDS, "all"),
     ]
+
+
+def _latency(cluster: Cluster, noise: NoiseBy) -> float:
+    store = NatsStore(cluster.url, name=f"latency-{noise}")
+    try:
+        return Passed(store, noise).seconds
+    finally:
+        store.close()
 
 
 class Measured:

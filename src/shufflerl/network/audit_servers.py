@@ -26,7 +26,7 @@ from shufflerl.errors import ShuffleRLError
 from shufflerl.network.audit import Network, Run, keys_of, row, running, split, unmasked
 from shufflerl.network.node.reporting import Checked
 from shufflerl.network.protocol import crypto, masking, wire
-from shufflerl.network.protocol.sources import Law, Servers, Source
+from shufflerl.network.protocol.sources import Law, Servers, Source, in_words
 from shufflerl.network.protocol.wire import Report, Transport, Verdict
 from shufflerl.network.shuffler import dummies
 from shufflerl.noise import Whole
@@ -318,8 +318,8 @@ class _Seat:
             f"{self.name}: calibration",
             delta <= budget.delta,
             None,
-            f"{self.law} on {changed} changed counters has delta {delta:.3g} at epsilon {budget.epsilon:g}; claimed is "
-            f"{budget.delta:g}.",
+            f"{in_words(self.law)} on {changed} changed counters has delta {delta:.3g} at epsilon {budget.epsilon:g}; "
+            f"claimed is {budget.delta:g}.",
         )
 
     def _epsilon(self, budget: Budget, level: float) -> tuple[float, Finding]:
@@ -346,7 +346,8 @@ class _Seat:
         shares = (central.mean(axis=0) - chance) * math.sqrt(len(noise) / (chance * (1 - chance)))
         narrow = float(stats.chi2.sf((shares**2).sum(), noise.shape[1]))
         p_value = bonferroni(_fit(noise, self.law), by_counter, narrow)
-        return judged(f"{self.name}: noise law", p_value, level, f"Noise on every counter is {self.law}, as declared")
+        statement = f"On every counter there is {in_words(self.law)}, as declared"
+        return judged(f"{self.name}: noise law", p_value, level, statement)
 
     def _independence(self, level: float) -> Finding:
         """Shared noise would widen the sums of counters, a fixed total narrow them."""

@@ -316,4 +316,4 @@ class Terms:
     def _enough(self, source: Source) -> str:
         share = source.excludable / source.users
         enough = mechanism(source.name, self.budget, self.honest_fraction, share).noise(source.query)
-        return f"at least {enough}"
+        return f"at least {sources.in_words(enough)}"

@@ -21,7 +21,7 @@ from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Query, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.network.protocol import masking, wire
-from shufflerl.noise import DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
+from shufflerl.noise import BinomialNoise, DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
 from shufflerl.privacy import randomness
 from shufflerl.privacy.protocol import Protocol, draw, unbiased
 from shufflerl.returns import Returns
@@ -198,7 +198,7 @@ class Users(Source):
     def relied_on(self, honest_fraction: float) -> str:
         """See `Source`."""
         less = f" less {self.excludable} excluded" if self.excludable else ""
-        return f"noise of mean {self.law.mean:g} on each counter, of which the honest {honest_fraction:g}{less} suffice"
+        return f"{in_words(self.law)} on each counter, of which the honest {honest_fraction:g}{less} suffice"
 
     def as_wire(self) -> wire.NoiseByUsers:
         """See `Source`."""
@@ -259,7 +259,10 @@ class Servers(Source):
 
     def relied_on(self, honest_fraction: float) -> str:
         """See `Source`."""
-        return f"{self.dummies} by the shuffler and {self.own} by the coordinator on each counter, which suffice"
+        return (
+            f"{in_words(self.dummies)} by the shuffler and {in_words(self.own)} by the coordinator on each counter, "
+            "the weaker of which suffices"
+        )
 
     def as_wire(self) -> wire.NoiseByServers:
         """See `Source`."""
@@ -305,6 +308,16 @@ def drawn(law: Law, size: int) -> IntArray:
     if isinstance(law, TruncatedLaplace):
         return law.shift + randomness.truncated_laplace(Fraction(law.scale), law.shift, size)
     return randomness.discrete_laplace(Fraction(law.scale), size)
+
+
+def in_words(law: Law | NoiseSum) -> str:
+    """A law for people."""
+    if isinstance(law, NoiseSum):
+        return " and ".join(in_words(part) for part in law.parts if not isinstance(part, BinomialNoise))
+    if isinstance(law, PoissonNoise):
+        return f"Poisson noise of mean {law.mean:.6g}"
+    cut = f", cut at {law.shift} either way" if isinstance(law, TruncatedLaplace) else ""
+    return f"Laplace noise of scale {law.scale:.6g}{cut}"
 
 
 def _range(law: Law, cases: int) -> tuple[int, int]:
