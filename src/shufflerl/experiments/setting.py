@@ -92,6 +92,7 @@ class Run:
     records: list[dict[str, Any]]
     seconds: float
     units: Units = UNIT
+    shape: tuple[int, int, int] = (0, 0, 0)  # steps, states, actions
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +139,17 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
     with compiler_clock() as compiling:
         history = learn(made.learner, made.population, made.privatizer, progress=progress)
         seconds = time.perf_counter() - began - compiling()
-    return Run(seed, made.optimal_value, history, made.certificate, made.learner.records, seconds, made.units)
+    problem = made.learner.problem
+    return Run(
+        seed=seed,
+        optimal_value=made.optimal_value,
+        history=history,
+        certificate=made.certificate,
+        records=made.learner.records,
+        seconds=seconds,
+        units=made.units,
+        shape=(problem.horizon, problem.n_states, problem.n_actions),
+    )
 
 
 #: Problems of fewer counters take no time to speak of.
