@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "plots": "",
     "experiments": "attacks counts envs estimation history learners loop mdp noise planning plots population privacy "
     "privatizers",
+    "results": "experiments",
     "testing": "counts envs history learners loop mdp population privatizers",
     # The network: no simulation, and no role knows another.
     "network.faults": "",

@@ -103,6 +103,7 @@ class Run:
     seconds: float
     final_return: float | None
     units: Units = UNIT
+    shape: tuple[int, int, int] = (0, 0, 0)  # steps, states, actions
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +159,17 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
     with compiler_clock() as compiling:
         history = learn(made.learner, made.population, made.privatizer, progress=progress)
         seconds = time.perf_counter() - began - compiling()
-    final = _final_return(made.environment, history, seed)
-    return Run(seed, made.optimal_value, history, made.certificate, made.learner.records, seconds, final, made.units)
+    return Run(
+        seed=seed,
+        optimal_value=made.optimal_value,
+        history=history,
+        certificate=made.certificate,
+        records=made.learner.records,
+        seconds=seconds,
+        final_return=_final_return(made.environment, history, seed),
+        units=made.units,
+        shape=made.learner.widest_query.dimensions,
+    )
 
 
 def _final_return(environment: object, history: History, seed: int) -> float | None:

@@ -62,6 +62,9 @@ SCHEMA = pa.schema(
         ("switches", _WHOLE),
         ("batches", _WHOLE),
         ("distinct", _WHOLE),
+        ("horizon", _WHOLE),
+        ("states", _WHOLE),
+        ("actions", _WHOLE),
         ("optimal_value", _REAL),
         ("reward", _REAL),
         ("reward_low", _REAL),
@@ -178,6 +181,9 @@ def _row(result: Result) -> dict[str, Any]:
         "switches": result.switches,
         "batches": result.batches,
         "distinct": result.distinct,
+        "horizon": result.horizon,
+        "states": result.states,
+        "actions": result.actions,
         "optimal_value": result.optimal_value,
         "reward": result.reward,
         "reward_low": units.low,
@@ -210,7 +216,7 @@ def encode(result: Result) -> bytes:
 def decode(cell: Cell, content: bytes) -> Result:
     """The result of `cell` that these bytes hold; ValueError if they do not."""
     try:
-        table = parquet.read_table(pa.BufferReader(content))
+        table = parquet.ParquetFile(pa.BufferReader(content)).read(use_threads=False)  # a fifth of read_table's time
         (row,) = table.to_pylist()
         intact = table.schema.metadata[_DIGEST] == _digest(row)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as reason:
@@ -228,6 +234,9 @@ def decode(cell: Cell, content: bytes) -> Result:
         seconds=row["seconds"],
         batches=row["batches"],
         distinct=row["distinct"],
+        horizon=row["horizon"],
+        states=row["states"],
+        actions=row["actions"],
         units=Units(row["reward_low"], row["reward_high"], row["steps"]),
     )
 
