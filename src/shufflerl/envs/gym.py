@@ -8,6 +8,8 @@ import numpy as np
 
 from shufflerl.envs import make
 from shufflerl.envs.from_gymnasium import INSTALL, GymSimulator, from_gymnasium
+from shufflerl.envs.players import ControlTask, GymPlayer
+from shufflerl.envs.sensing import FEATURES, SpectrumSensing
 from shufflerl.errors import InvalidInputError, MissingExtraError
 from shufflerl.mdp import MDP
 
@@ -16,7 +18,16 @@ try:
 except ImportError:
     raise MissingExtraError(INSTALL) from None
 
-__all__ = ["GYMNASIUM_IDS", "GymSimulator", "TabularEnv", "from_gymnasium", "register", "tabular_env"]
+__all__ = [
+    "GYMNASIUM_IDS",
+    "GymSimulator",
+    "SensingEnv",
+    "TabularEnv",
+    "device_env",
+    "from_gymnasium",
+    "register",
+    "tabular_env",
+]
 
 #: Gymnasium's ids of our environments.
 GYMNASIUM_IDS = {
@@ -78,6 +89,56 @@ def tabular_env(name: str, seed: int = 0, **parameters: Any) -> TabularEnv:
     if not isinstance(mdp, MDP):
         raise InvalidInputError(f"{name!r} with {parameters} has no transition table; use its own Gymnasium id.")
     return TabularEnv(mdp)
+
+
+class SensingEnv(gymnasium.Env[np.ndarray[Any, np.dtype[np.float64]], np.int64]):
+    """Spectrum access with continuous sensing, played slot by slot; see `SpectrumSensing`.
+
+    Observations are [channel, feature] in a row: the energy sensed, its running mean, the channel's public rate.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - the form Gymnasium's base class gives it
+
+    def __init__(self, game: SpectrumSensing) -> None:
+        """Play `game`; nothing is drawn before `reset`."""
+        self.game = game
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (FEATURES * game.channels,), np.float64)
+        self.action_space = gymnasium.spaces.Discrete(game.channels)
+        self._left = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed, options=options)
+        self._left = self.game.horizon
+        self._free = self.game._first(1, self.np_random)
+        self._mean = np.full((1, self.game.channels), 0.5)
+        return self._observed(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray[Any, np.dtype[np.float64]], float, bool, bool, dict[str, Any]]:
+        """Transmit on a channel: it earns 1 if that is free and it is heard."""
+        if not self._left:
+            raise gymnasium.error.ResetNeeded("The episode is over, or has not begun; call reset() first.")
+        heard = self._free[0, action] and self.np_random.random() < self.game.rates[action]
+        self._left -= 1
+        self._free = self.game._next(self._free, self.np_random)
+        return self._observed(), float(heard), not self._left, False, {}
+
+    def _observed(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        energy = self.game._sense(self._free, self.np_random)
+        self._mean = self._mean + (1 - self.game.memory) * (energy - self._mean)
+        return np.stack([energy[0], self._mean[0], self.game.rates], axis=-1).ravel()
+
+
+def device_env(name: str, seed: int = 0, **parameters: Any) -> gymnasium.Env[Any, Any]:
+    """Any of `ENVIRONMENTS`, such as CartPole-v1, as a device has it: to be played step by step."""
+    made = make(name, seed, **parameters)
+    if isinstance(made, ControlTask):
+        return gymnasium.make(made.id, disable_env_checker=True)
+    if isinstance(made, GymPlayer):
+        return made.env
+    return SensingEnv(made) if isinstance(made, SpectrumSensing) else tabular_env(name, seed, **parameters)
 
 
 def register() -> None:

@@ -59,7 +59,8 @@ class Interface:
 
     def check_fits(self, family: Network) -> None:
         """Refuse policies made for other observations or actions."""
-        if (family.inputs, family.actions, family.head) != (self.inputs, self.actions, self.head):
+        head = "choice" if family.head == "score" else family.head  # both take a number
+        if (family.inputs, family.actions, head) != (self.inputs, self.actions, self.head):
             raise InvalidInputError(
                 f"The policies take {family.inputs} inputs to {family.actions} actions ({family.head}); expected "
                 f"{self.inputs} and {self.actions} ({self.head}), as the environment has."

@@ -20,13 +20,6 @@ Address = Annotated[str, typer.Option(help="Where the coordinator listens.", met
 COORDINATOR = "http://127.0.0.1:8741"
 
 
-class DemoEnvironment(StrEnum):
-    """What the demonstration learns."""
-
-    spectrum = "spectrum"
-    riverswim = "riverswim"
-
-
 class Overdue(StrEnum):
     """What becomes of a batch that does not fill in time."""
 
@@ -215,7 +208,7 @@ def policy(at: Address = COORDINATOR, as_json: AsJson = False) -> None:
         return
     from shufflerl.network.demo import policy_text
 
-    typer.echo(f"After {policy['episodes_played']:,} episodes; rows are steps, columns states, entries actions.")
+    typer.echo(f"After {policy['episodes_played']:,} episodes.")
     typer.echo(policy_text(policy))
 
 
@@ -261,9 +254,14 @@ def transport(
 
 
 def demo(
-    users: Annotated[int, typer.Option(help="Users, one episode each.", min=30)] = 5000,
-    env: Annotated[DemoEnvironment, typer.Option(help="What they live in.")] = DemoEnvironment.spectrum,
-    learner: Annotated[str, typer.Option(help="Learner.")] = "optimistic",
+    users: Annotated[
+        int | None,
+        typer.Option(help="Users, one episode each.", min=30, show_default="5000, or 3000 compared by returns"),
+    ] = None,
+    env: Annotated[str, typer.Option(help="What they live in, such as riverswim or CartPole-v1.")] = "spectrum",
+    learner: Annotated[
+        str | None, typer.Option(help="Learner.", show_default="optimistic; policy-search where those are vectors")
+    ] = None,
     epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Of the learner; noise has none.")] = 0,
     noise: Annotated[NoiseBy, typer.Option(help="Who adds it.")] = NoiseBy.servers,
@@ -276,10 +274,10 @@ def demo(
     _installed()
     from shufflerl.network import demo as demonstration
 
-    setting = demonstration.Demo(
-        users=users,
-        env=env.value,
-        learner=learner,
+    setting = demonstration.chosen(
+        users,
+        env,
+        learner,
         epsilon=epsilon,
         seed=seed,
         transport=transport.value,

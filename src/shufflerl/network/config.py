@@ -69,6 +69,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "optimistic": {"first": 100},
     "sdp-pe": {"first": 34},  # of 102 users
     "ucbvi": {"batch": 100},
+    "policy-search": {"first": 100},
 }
 
 

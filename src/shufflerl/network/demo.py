@@ -17,15 +17,20 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from shufflerl import envs
-from shufflerl.errors import LostWorkersError, UnknownNameError
+from shufflerl import envs, policies
+from shufflerl.errors import InvalidInputError, LostWorkersError, UnknownNameError
 from shufflerl.mdp import MDP, Mixture
 from shufflerl.network import roles
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.planning import mixture_value
+from shufflerl.policies import Network
 from shufflerl.registry import nearest
 
 DELTA = 1e-5
+#: Users, unless told how many: what takes about a minute on two cores, with episodes of tables and of real processes.
+TABLE_USERS, RETURN_USERS = 5000, 3000
+#: Fresh episodes that a policy is judged by where there is no table of its environment.
+JUDGED = 100
 # Of every batch, in the figures.
 _SHOWN = ("batch", "users", "transport", "messages", "noise", "noise_sd")
 
@@ -55,10 +60,29 @@ class Demo:
             "optimistic": f"batches = 10, first = {smallest}",
             "sdp-pe": f"first = {-(-smallest // 3)}",  # a stage has three times as many
             "ucbvi": f"batch = {max(smallest, self.users // 11)}",
+            "policy-search": f"first = {smallest}",
         }
         if self.learner not in few:
             raise UnknownNameError(f"The demonstration has no learner {self.learner!r}.{nearest(self.learner, few)}")
         return f"learner_parameters = {{ {few[self.learner]} }}\n"
+
+
+def chosen(users: int | None, env: str, learner: str | None, **others: Any) -> Demo:
+    """A demonstration of what was chosen; the rest goes by the environment."""
+    made = envs.make(env, 0)
+    if not isinstance(made, MDP | envs.Player):
+        raise InvalidInputError(f"{env} has no table of its transitions; the demonstration cannot tell what is best.")
+    returns = isinstance(made, envs.Player)
+    if returns and learner not in (None, "policy-search"):
+        raise InvalidInputError(
+            f"The learner {learner} needs states and actions, but observations of {env} are vectors; use policy-search."
+        )
+    return Demo(
+        users or (RETURN_USERS if returns else TABLE_USERS),
+        env,
+        learner or ("policy-search" if returns else "optimistic"),
+        **others,
+    )
 
 
 class Role:
@@ -220,19 +244,13 @@ def _figures(setting: Demo, client: httpx2.Client, parts: dict[str, Any]) -> dic
     batches = client.get("/v1/batches").json()["batches"]
     metrics = httpx2.get(f"{parts['shuffler_at']}/metrics", trust_env=False).text
     fleet = parts["fleet"].heard()
-    mdp = envs.make(setting.env, 0)
-    assert isinstance(mdp, MDP)
-    mixture = Mixture(policy["policies"], policy["weights"])
+    mixture = Mixture(policy["policies"], policy["weights"], policies.parse(policy["family"]))
     return {
         "users": setting.users,
         "environment": setting.env,
         "learner": setting.learner,
         "noise": setting.noise,
-        "value": {
-            "learned": mixture_value(mdp, mixture),
-            "random": _random_value(mdp),
-            "optimal": mdp.optimal_value,
-        },
+        "value": _value(setting.env, mixture),
         "policy": policy,
         "certificate": certificate,
         "batches": [{key: batch[key] for key in _SHOWN} for batch in batches],
@@ -255,6 +273,29 @@ def _metric(text: str, name: str) -> float:
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
+def _value(env: str, mixture: Mixture) -> dict[str, float | None]:
+    """What an episode earns with what was learned, at random, and at best as far as that is known.
+
+    By the table of an MDP; else by fresh episodes in the environment's own units, at random under policies drawn at
+    random, and at best no more than the range of returns allows.
+    """
+    made = envs.make(env, 0)
+    if isinstance(made, MDP):
+        learned = mixture_value(made, mixture)
+        return {"learned": learned, "random": _random_value(made), "optimal": made.optimal_value}
+    assert isinstance(made, envs.Player)
+    rng = np.random.default_rng()
+    given = rng.choice(len(mixture.weights), size=JUDGED, p=mixture.weights)
+    drawn = Mixture(
+        rng.standard_normal((JUDGED, mixture.policies.shape[1])), np.full(JUDGED, 1 / JUDGED), mixture.family
+    )
+    return {
+        "learned": float(made.returns(mixture, given, rng).mean()),
+        "random": float(made.returns(drawn, np.arange(JUDGED), rng).mean()),
+        "optimal": made.high,
+    }
+
+
 def _random_value(mdp: MDP) -> float:
     """Expected reward of a user who acts at random."""
     value = np.zeros(mdp.n_states)
@@ -265,16 +306,39 @@ def _random_value(mdp: MDP) -> float:
 
 
 def policy_text(policy: dict[str, Any]) -> str:
-    """The likeliest policy of a mixture: a line per step, an action per state."""
+    """The likeliest policy of a mixture, for people: what it does, and who else has another."""
+    family, numbers = policies.parse(policy["family"]), len(policy["weights"])
     heaviest = int(np.argmax(policy["weights"]))
-    share = policy["weights"][heaviest]
-    lines = [
-        f"step {step}: {' '.join(str(action) for action in row)}"
-        for step, row in enumerate(policy["policies"][heaviest], 1)
-    ]
-    if len(policy["weights"]) > 1:
-        lines.append(f"(given to {share:.0%} of users; the others have one of {len(policy['weights']) - 1} more)")
+    share, shown = policy["weights"][heaviest], policy["policies"][heaviest]
+    if isinstance(family, Network):
+        lines = _network_lines(family, shown)
+    else:
+        lines = ["Rows are steps, columns states, entries actions."]
+        lines += [f"step {step}: {' '.join(str(action) for action in row)}" for step, row in enumerate(shown, 1)]
+    if numbers > 1:
+        lines.append(f"(given to {share:.0%} of users; the others have one of {numbers - 1} more)")
     return "\n".join(lines)
+
+
+def _network_lines(family: Network, parameters: list[float]) -> list[str]:
+    """A linear policy as its formulas; a deeper one by the sizes of its layers."""
+    sizes = " to ".join(map(str, family.layers))
+    rule = {
+        "choice": "It takes the action with the largest value; action 0 has value 0.",
+        "score": f"It takes the largest value of {family.actions} alike parts of what is observed.",
+        "box": "Each coordinate of its action is the tanh of its value, stretched to the range of actions.",
+    }[family.head]
+    lines = [f"A {'linear policy' if family.kind == 'linear' else 'network'} of {family.size} numbers, {sizes}. {rule}"]
+    if family.hidden or family.layers[0] > 12:
+        return [*lines, "Its numbers are in --json."]
+    inputs, outputs = family.layers
+    table = np.asarray(parameters).reshape(inputs + 1, outputs).T
+    first = 1 if family.head == "choice" else 0
+    for output, (*weights, bias) in enumerate(table[:20]):
+        terms = [f"{weight:+.3g} x{i}" for i, weight in enumerate(weights)]
+        name = {"choice": f"action {first + output}", "box": f"coordinate {output}", "score": "part"}[family.head]
+        lines.append(f"{name}: {' '.join([*terms, f'{bias:+.3g}'])}")
+    return lines
 
 
 def _seen(figures: dict[str, Any]) -> str:
@@ -289,21 +353,24 @@ def _seen(figures: dict[str, Any]) -> str:
     return "; ".join(sentences[how] for how, batches in of.items() if batches)
 
 
+def _gain(value: dict[str, float]) -> float:
+    return (value["learned"] - value["random"]) / (value["optimal"] - value["random"])
+
+
 def as_text(figures: dict[str, Any]) -> str:
     """The figures for a reader."""
     value, saw, memory = figures["value"], figures["saw"], figures["peak_mb"]
-    gain = (value["learned"] - value["random"]) / (value["optimal"] - value["random"])
+    best = "" if value["optimal"] is None else f", {value['optimal']:.5g} at best: {_gain(value):.0%} of the way"
     return "\n".join(
         [
             f"{figures['users']:,} users taught {figures['learner']} {figures['environment']} in "
             f"{len(figures['batches'])} batches, {figures['seconds']:.0f} s, "
             f"{figures['reports_per_second']:,.0f} reports/s.",
             "",
-            "Learned policy (rows are steps, columns states, entries actions)",
+            "Learned policy",
             policy_text(figures["policy"]),
             "",
-            f"Value per episode: {value['learned']:.4f} learned, {value['random']:.4f} at random, "
-            f"{value['optimal']:.4f} at best: {gain:.0%} of the way.",
+            f"Value per episode: {value['learned']:.5g} learned, {value['random']:.5g} at random{best}.",
             "",
             figures["certificate"]["text"],
             "",

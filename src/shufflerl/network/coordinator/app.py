@@ -28,6 +28,7 @@ from shufflerl.network.protocol.wire import Action, BatchStatus, ProblemError, R
 from shufflerl.network.web import contact, http, openapi
 from shufflerl.network.web.owner import Owner
 from shufflerl.network.web.watching import Watching
+from shufflerl.policies import describe
 
 #: Seconds after which a failed request is tried again, at first and at most.
 FIRST_RETRY, LAST_RETRY = 0.1, 10.0
@@ -258,8 +259,8 @@ class CoordinatorServer:
         if policy is None:
             raise ProblemError(Reason.not_found, "No batch has been answered yet, so no policy was deployed.")
         played = self._status["episodes_played"]
-        body = {"episodes_played": played, "weights": policy.weights.tolist(), "policies": policy.policies.tolist()}
-        return http.as_json(body)
+        body = {"family": describe(policy.family), "weights": policy.weights.tolist()}
+        return http.as_json({"episodes_played": played, **body, "policies": policy.policies.tolist()})
 
     async def _show_certificate(self, _: Request) -> Response:
         certificate = await self._owner.run(self._coordinator.certificate)
@@ -276,8 +277,7 @@ class CoordinatorServer:
                 "invalid_messages": record.invalid,
                 "noise": record.noise_by,
                 "noise_sd": record.noise.sd,
-                "transition_steps": record.batch.query.transition_steps,
-                "reward_steps": record.batch.query.reward_steps,
+                **record.batch.query.described(),
                 "noisy_counts": record.values.tolist(),
             }
             for record in records

@@ -38,6 +38,7 @@ from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.network.protocol.wire import Action, Command, Exclusion, ProblemError, Reason, Signed, Transport
 from shufflerl.network.stores import database
 from shufflerl.noise import Noise
+from shufflerl.policies import Table
 from shufflerl.privacy.accounting import Budget, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Ledger
@@ -325,13 +326,18 @@ class Coordinator:
         database.erase(self._db)
 
     def _outcome(self, played: Mixture) -> dict[str, Any]:
-        """What a batch led to, for people: the value estimated since, and how the policy changed."""
-        estimate, playing = self.learner.view().estimate, self.learner.playing
+        """What a batch led to, for people: the value estimated since, and how the policy changed.
+
+        `arms` are the returns of the policies that were compared, where the learner tells them.
+        """
+        view, playing = self.learner.view(), self.learner.playing
         assert playing is not None
+        tables = isinstance(playing.family, Table)
         return {
-            "estimate": None if estimate is None else asdict(estimate),
+            "estimate": None if view.estimate is None else asdict(view.estimate),
+            "arms": view.details.get("arms"),
             "switched": playing != played,
-            "changed_actions": int((playing.modal_policy()[0] != played.modal_policy()[0]).sum()),
+            "changed_actions": int((playing.modal_policy()[0] != played.modal_policy()[0]).sum()) if tables else None,
         }
 
     def _excluded(self, number: int) -> int:

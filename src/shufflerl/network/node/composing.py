@@ -35,9 +35,9 @@ def compose(
 
 @functools.lru_cache(maxsize=4)
 def _environment(name: str, parameters: str) -> Any:
-    from shufflerl.envs.gym import tabular_env
+    from shufflerl.envs.gym import device_env
 
-    return tabular_env(name, **json.loads(parameters))
+    return device_env(name, **json.loads(parameters))
 
 
 @functools.lru_cache(maxsize=4)
