@@ -100,7 +100,7 @@ def liars() -> dict[str, Any]:
     for env in poisoning.ENVIRONMENTS:
         for source in poisoning.SOURCES:
             name = f"{env}/{source}"
-            values[f"{name}/none"] = _summary(runs.regrets(poisoning.clean(env, source)))
+            values[f"{name}/none"] = _summary(poisoning.honestly(runs, env, source))
             for share in poisoning.SHARES:
                 for attacks, when in ((poisoning.SPREAD, ""), ((poisoning.CROWD,), " first")):
                     attack, regrets = poisoning.worst(runs, env, source, share, attacks)

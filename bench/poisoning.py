@@ -93,6 +93,11 @@ def worst(runs: Runs, env: str, source: str, share: float, attacks: Iterable[str
     return name, found[name]
 
 
+def honestly(runs: Runs, env: str, source: str) -> FloatArray:
+    """Regrets[seed] where nobody lies, on the seeds of the attacks."""
+    return runs.regrets(clean(env, source))[: len(seeds_of(env, source))]
+
+
 def run() -> list[Figure]:
     """Liars in both modes: one counter's shift, the worst of all attacks, and what the servers' noise costs."""
     runs = measure()
@@ -134,7 +139,7 @@ def attacks(runs: Runs) -> list[Figure]:
     figures = []
     for env in ENVIRONMENTS:
         for source in SOURCES:
-            honest = float(runs.regrets(clean(env, source)).mean())
+            honest = float(honestly(runs, env, source).mean())
             for share, times in SHARES.items():
                 for names in (SPREAD, (CROWD,)):
                     name, regrets = worst(runs, env, source, share, names)
