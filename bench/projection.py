@@ -27,9 +27,9 @@ from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.opening import count, open_seeds
 from shufflerl.network.demo import Role
 from shufflerl.network.protocol import costs, crypto, masking, wire
-from shufflerl.network.protocol.agreement import by_users
+from shufflerl.network.protocol.agreement import NoiseBy, mechanism
 from shufflerl.network.protocol.crypto import SigningKey
-from shufflerl.network.protocol.sources import Source, Users
+from shufflerl.network.protocol.sources import Source, source
 from shufflerl.network.protocol.wire import (
     Action,
     BatchStatus,
@@ -47,6 +47,8 @@ from shufflerl.network.stores.store import BatchId, BatchRow, SQLiteStore
 #: What is projected: users of a batch, machines of the shuffler's, and what each has.
 USERS, MACHINES = 1_000_000, (1, 4, 16)
 CORES, NETWORK, DISK = 8, 1.25e9, 1e9
+#: Who adds the noise.
+NOISE: tuple[NoiseBy, NoiseBy] = ("servers", "users")
 #: Copies of a report that a cluster keeps.
 REPLICAS = 3
 #: Reports that are stored in one go, and that make a unit of work in the simulation.
@@ -65,19 +67,23 @@ ENVELOPE_BYTES = wire.TOKEN_BYTES + crypto.SEAL_BYTES
 
 @dataclass(frozen=True)
 class Load:
-    """A batch by its numbers: users, bytes of a report, tags of one (0 for vectors), bytes of a sum (0 for tags)."""
+    """A batch by its numbers: users, bytes of a report, tags of one (0 for vectors), bytes of a sum (0 for tags).
+
+    And the dummies that its shuffler seals while it fills.
+    """
 
     users: int
     report: float
     tags: float
     vector: float
+    dummies: float = 0.0
 
     @classmethod
     def of(cls, source: Source, transport: Transport) -> Load:
         """By the formulas of `docs/transports.md`."""
         if transport == Transport.tags:
             tags = source.tags_per_report
-            return cls(source.users, ENVELOPE_BYTES + 52 * tags, tags, 0.0)
+            return cls(source.users, ENVELOPE_BYTES + 52 * tags, tags, 0.0, source.expected_dummies)
         vector = source.query.size * costs.word_bytes(source)
         return cls(source.users, ENVELOPE_BYTES + wire.SEALED_SEED_BYTES + vector, 0.0, vector)
 
@@ -94,22 +100,26 @@ class Spent:
 
 @dataclass(frozen=True)
 class Model:
-    """Per report and per byte of it: what a shuffler spends; per message and per byte of a vector: a coordinator."""
+    """Per report and per byte of it: what a shuffler spends; per message and per byte of a vector: a coordinator.
+
+    A dummy is sealed while reports are taken in, is released as 52 bytes of a report are, and is opened like any tag.
+    """
 
     ingest: tuple[float, float]
     release: tuple[float, float]
     message: float
     mask: float
     stored: tuple[float, float]
+    seal: float = 0.0
 
     def spent(self, load: Load) -> Spent:
         """The formula."""
-        messages = load.tags if load.tags else 1
+        messages, dummies = load.tags if load.tags else 1, load.dummies * wire.SEALED_TAG_BYTES
         return Spent(
-            load.users * (self.ingest[0] + self.ingest[1] * load.report),
-            load.users * (self.release[0] + self.release[1] * load.report),
-            load.users * (messages * self.message + load.vector * self.mask),
-            load.users * (self.stored[0] + self.stored[1] * load.report),
+            load.users * (self.ingest[0] + self.ingest[1] * load.report) + load.dummies * self.seal,
+            load.users * (self.release[0] + self.release[1] * load.report) + self.release[1] * dummies,
+            load.users * (messages * self.message + load.vector * self.mask) + load.dummies * self.message,
+            load.users * (self.stored[0] + self.stored[1] * load.report) + self.stored[1] * dummies,
         )
 
 
@@ -121,8 +131,9 @@ def run() -> list[Figure]:
         rows += checks
         for name, problem in PROJECTED.items():
             query = CountQuery.everything(problem)
-            source = Users(query, USERS, by_users(BUDGET).noise(query))
-            rows += projected(f"{transport}, {name}", model, Load.of(source, transport))
+            for noise in NOISE:
+                adding = source(query, USERS, mechanism(noise, BUDGET).noise(query))
+                rows += projected(f"{transport}, {name}, noise by {noise}", model, Load.of(adding, transport))
     return rows
 
 
@@ -131,7 +142,7 @@ def run() -> list[Figure]:
 
 def fitted(transport: Transport) -> tuple[Model, list[Figure]]:
     """The model from two batches, and what it says of a third beside what that took."""
-    message, mask = _coordinator()
+    (message, mask), seal = _coordinator(), _seal()
     loads, spent = zip(*(_measured(problem, users, transport) for problem, users in SIZES[transport]), strict=True)
 
     def line(values: list[float]) -> tuple[float, float]:
@@ -141,7 +152,7 @@ def fitted(transport: Transport) -> tuple[Model, list[Figure]]:
 
     model = Model(
         line([one.ingest for one in spent]), line([one.release for one in spent]), message, mask,
-        line([one.stored for one in spent]),
+        line([one.stored for one in spent]), seal,
     )  # fmt: skip
     said, took, load = model.spent(loads[1]), spent[1], loads[1]
     what = f"{transport}, {load.users:,} reports of {load.report / 1e3:,.1f} kB"
@@ -151,6 +162,12 @@ def fitted(transport: Transport) -> tuple[Model, list[Figure]]:
         alike(f"core time to open {what}", "s", took.opened, said.opened),
         alike(f"bytes stored of {what}", "MB", took.stored / 1e6, said.stored / 1e6),
     ]
+
+
+def _seal() -> float:
+    """Seconds of a core per dummy sealed."""
+    key = crypto.new_box_key().public_key()
+    return cpu_seconds(lambda: [crypto.seal(key, bytes(80), bytes(4)) for _ in range(2000)]) / 2000
 
 
 def _coordinator() -> tuple[float, float]:
@@ -282,7 +299,9 @@ def projected(what: str, model: Model, load: Load) -> list[Figure]:
 
 def _out(load: Load) -> float:
     """Bytes that the shuffler hands over, per user."""
-    return load.tags * wire.SEALED_TAG_BYTES or wire.SEALED_SEED_BYTES + load.vector / load.users
+    if load.tags:
+        return (load.tags + load.dummies / load.users) * wire.SEALED_TAG_BYTES
+    return wire.SEALED_SEED_BYTES + load.vector / load.users
 
 
 def by_formula(model: Model, load: Load, machines: int) -> float:
