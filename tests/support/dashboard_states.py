@@ -134,6 +134,8 @@ def learned(
             "low": v - w,
             "high": min(8.0, v + w),
             "meaning": "of the policy played now, thereabouts",
+            "users": 100 * (b + 1),
+            "arms": None,
         }
         for b in range(batches)
         for v, w in [(4.2 + 1.1 * float(rng.normal()) / (b + 1), 3.0 / (b + 1) ** 0.8)]
@@ -150,7 +152,10 @@ def learned(
         "changed_actions": 5 if batches else None,
         "estimate": estimate and {key: estimate[key] for key in ("value", "low", "high", "meaning")},
         "history": history,
+        "search": {},
+        "returns": False,
         "policy": {
+            "family": "table",
             "steps": steps,
             "states": states,
             "actions": actions,
@@ -164,6 +169,38 @@ def learned(
         },
     }
     return told | more
+
+
+def searched(batches: int = 30, *, hidden: bool = False, committed: bool = False) -> dict[str, Any]:
+    """What a search of policies has to tell, by returns from 0 to 500."""
+    rng = np.random.default_rng(batches)
+    values = 500 / (1 + np.exp(4 - 0.3 * np.arange(batches)))
+    history = [
+        {
+            "batch": b,
+            "users": 48 * (b + 1),
+            "arms": np.clip(value + 60 * rng.normal(size=12), 0, 500).round(1).tolist(),
+            "value": float(value),
+            "low": max(0.0, float(value) - 20),
+            "high": min(500.0, float(value) + 20),
+            "meaning": "of the policies that users play, all together; two standard errors of a batch on each side",
+        }
+        for b, value in enumerate(values)
+    ]
+    policies = 1 if committed else 12
+    network: dict[str, Any] = {"family": "linear", "policies": policies, "inputs": 4, "actions": 2, "head": "choice"}
+    if hidden:
+        network |= {"family": "mlp", "parameters": 97, "layers": [4, 16, 1], "columns": ["Numbers", "Size", "Apart"]}
+        layers = {"4 to 16": 80, "16 to 1": 17}
+        rows = [{"name": name, "cells": [[n, None], [0.813, None], [0.22, None]]} for name, n in layers.items()]
+    else:
+        network |= {"parameters": 5, "layers": [4, 1], "columns": [*(f"Input {i}" for i in range(4)), "Bias"]}
+        rows = [{"name": "Action 1", "cells": [[float(x), 0.31] for x in (0.42, 1.2, 6.1, -2.3, 0.01)]}]
+    estimate = {key: history[-1][key] for key in ("value", "low", "high", "meaning")} if history else None
+    found = {"history": history, "estimate": estimate, "policy": network | {"rows": rows}, "log2_all_policies": None}
+    phase = "commit" if committed else "search"
+    search = {"phase": phase, "parameters": network["parameters"], "reliability": 0.71 if batches else None}
+    return learned(batches) | found | {"search": search, "returns": True, "changed_actions": None, "most_batches": 101}
 
 
 #: The coordinator's page in every state it has.
@@ -194,6 +231,16 @@ COORDINATOR: dict[str, dict[str, Any]] = {
     "eliminating": {
         "status": status(learner="sdp-pe"),
         "learned": learned(mixture=True, stages=(6, 9), log2_policies=21.3, decided=19),
+    },
+    "searching": {"status": status(learner="policy-search"), "learned": searched()},
+    "searching-networks": {"status": status(learner="policy-search"), "learned": searched(hidden=True)},
+    "settled": {
+        "status": status(learner="policy-search", finished=True, batch=None, attempt=None),
+        "learned": searched(committed=True),
+    },
+    "unsearched": {
+        "status": status(learner="policy-search", batch=0, batches_learned=0),
+        "learned": searched(0),
     },
     "finished": {
         "status": status(

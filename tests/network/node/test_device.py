@@ -1,9 +1,11 @@
-"""The device that docs/network.md shows: its very text takes part in a run of live servers."""
+"""The devices that docs/network.md shows and examples/ has: their very text takes part in a run of live servers."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import re
+import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +15,21 @@ import httpx2
 import numpy as np
 import pytest
 
-from shufflerl.envs.gym import TabularEnv
+from shufflerl import envs
+from shufflerl.envs.gym import TabularEnv, device_env
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import Invitation, Node, RunOverError, Terms
 from shufflerl.network.coordinator.app import CoordinatorServer
 from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.demo import policy_text
 from shufflerl.network.node.reporting import make_report, play
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.network.protocol.wire import Outcomes, Upload, Verdict
 from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.stores.store import SQLiteStore
+from shufflerl.policies import Network, describe
 from shufflerl.privacy.accounting import Budget
 from tests import pages
 from tests.network.web.test_http import serving
@@ -34,6 +39,7 @@ from tests.test_cli import Call, call
 
 __all__ = ["call"]
 PAGE = Path(__file__).parents[3] / "docs" / "network.md"
+EXAMPLE = PAGE.parents[1] / "examples" / "network" / "device.py"
 USERS = 105
 ENV = TabularEnv(riverswim(np.random.default_rng(0)))
 #: One batch of what the page's device plays and accepts, as masked sums, which are quick to seal.
@@ -57,12 +63,12 @@ class Live:
         said: dict[str, object] = httpx2.get(f"{self.coordinator}/v1/status", trust_env=False).json()
         return said
 
-    def others(self, users: int) -> None:
+    def others(self, users: int, env: Any = ENV) -> None:
         """So many others take part in the batch that is open."""
         reports = []
         for _ in range(users):
             checked = self.world.checked()
-            reports.append(make_report(checked, play(ENV, checked.agreement), self.world.mint()))
+            reports.append(make_report(checked, play(env, checked.agreement), self.world.mint()))
         path = f"{self.shuffler}/v1/tasks/{self.world.task.hex()}/reports"
         body = wire.encode(Upload(batch=0, attempt=0, reports=reports))
         answer = httpx2.post(path, content=body, trust_env=False, timeout=PATIENCE)
@@ -70,14 +76,14 @@ class Live:
 
 
 @contextmanager
-def live(folder: Path) -> Iterator[Live]:
+def live(folder: Path, run: Run = RUN) -> Iterator[Live]:
     identity = SigningKey.load(folder / "coordinator" / "identity.pem")
     world = World(store=SQLiteStore(folder / "shuffler.db"))
     world.coordinator = identity
     world.restart()
     with serving(ShufflerServer(world.shuffler, world.store).app) as port:
         shuffler = f"http://127.0.0.1:{port}"
-        server = CoordinatorServer(lambda: Coordinator(folder / "coordinator", RUN), shuffler, poll=0.05)
+        server = CoordinatorServer(lambda: Coordinator(folder / "coordinator", run), shuffler, poll=0.05)
         with serving(server.app) as other:
             system = Live(world, f"http://127.0.0.1:{other}", shuffler)
             until(lambda: system.status()["shuffler_says"])
@@ -109,6 +115,30 @@ def test_the_device_of_the_page(tmp_path: Path, call: Call, monkeypatch: pytest.
             late.participate(timeout=PATIENCE)
         assert late._ledger.releases == []
         late.close()
+
+
+@pytest.mark.slow
+def test_the_device_of_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It balances a pole among others, and shows how what was learned can be read."""
+    problem = envs.make("CartPole-v1").problem(USERS)
+    run = Run(problem, "policy-search", RUN.budget, 0, {"first": USERS}, transport="sums")
+    monkeypatch.chdir(tmp_path)
+    with live(tmp_path, run) as system:
+        keys = (system.world.coordinator.public, system.world.identity.public)
+        Invitation(system.world.task, system.shuffler, *keys).save("invitation.toml")
+        Path("token.txt").write_text(f"{system.world.mint().hex()}\n")
+        with contextlib.closing(device_env("CartPole-v1")) as env:
+            system.others(USERS - 1, env)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(str(EXAMPLE), run_name="__main__")
+        assert printed.getvalue() == "Receipt(batch=0, verdict='accepted')\n"
+        until(lambda: system.status()["finished"])
+        deployed = httpx2.get(f"{system.coordinator}/v1/policy", trust_env=False).json()
+    assert deployed["family"] == describe(Network(4, 2))
+    assert np.shape(deployed["policies"]) == (len(deployed["weights"]), 5)
+    text = policy_text(deployed).splitlines()
+    assert text[0].startswith("A linear policy of 5 numbers, 4 to 1. It takes the action with the largest value")
+    assert re.fullmatch(r"action 1:( [+-][\d.e-]+ x\d){4} [+-][\d.e-]+", text[1])
 
 
 def test_an_invitation_is_the_same_in_texts_bytes_and_a_file(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def learned(run: Coordinator) -> dict[str, Any]:
     problem, details = learner.problem, view.details
     played = itertools.accumulate(one["users"] for one in outcomes)
     points = [
-        {"batch": one["batch"], "users": users, "arms": one["arms"], **one["estimate"]}
+        {"batch": one["batch"], "users": users, "arms": one["arms"] and _short(one["arms"]), **one["estimate"]}
         for one, users in zip(outcomes, played, strict=True)
         if one["estimate"] is not None
     ]
@@ -46,6 +46,11 @@ def learned(run: Coordinator) -> dict[str, Any]:
         "history": points[:: -max(1, -(-len(points) // MAX_POINTS))][::-1],
         "policy": _policy(run),
     }
+
+
+def _short(numbers: list[float]) -> list[float]:
+    """As many digits as can be drawn."""
+    return [float(f"{number:.4g}") for number in numbers]
 
 
 def _policy(run: Coordinator) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-// The estimated value after each batch as a line of steps, its interval as a band behind it.
+// The estimated value after each batch as a line of steps, its interval as a band behind it, and policies compared as dots.
 
 import { count, digits, three } from "./common.js";
 
@@ -20,7 +20,8 @@ function ticks(low, high) {
   return found;
 }
 
-export function draw(chart, title, points) {
+/** Draw points along an axis of batches, or of the users who have played. */
+export function draw(chart, title, points, by) {
   const width = Math.max(200, chart.parentElement.clientWidth);
   chart.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
   chart.setAttribute("height", HEIGHT);
@@ -32,25 +33,29 @@ export function draw(chart, title, points) {
     return;
   }
   const last = points.at(-1);
-  title.textContent = `Estimated value after ${count(points.length)} batches: first ${three(points[0].value)}, now ${three(last.value)}, between ${three(last.low)} and ${three(last.high)}`;
-  let low = Math.min(...points.map((point) => point.low)), high = Math.max(...points.map((point) => point.high));
+  title.textContent = `Estimated value after ${count(points.length)} batches and ${count(last.users)} users: first ${three(points[0].value)}, now ${three(last.value)}, between ${three(last.low)} and ${three(last.high)}`;
+  const arms = points.flatMap((point) => point.arms ?? []);
+  let low = Math.min(...points.map((point) => point.low), ...arms), high = Math.max(...points.map((point) => point.high), ...arms);
   if (high - low < 1e-9) [low, high] = [low - 0.5, high + 0.5];
-  const slots = last.batch - points[0].batch + 1;
-  const x = (batch) => LEFT + ((width - LEFT - RIGHT) * (batch - points[0].batch)) / slots;
+  const at = by === "users" ? (point) => point.users : (point) => point.batch;
+  const begin = at(points[0]), end = at(last) + (by === "users" ? Math.max(1, (at(last) - begin) / Math.max(1, points.length - 1)) : 1);
+  const x = (place) => LEFT + ((width - LEFT - RIGHT) * (place - begin)) / (end - begin);
   const y = (value) => TOP + ((HEIGHT - TOP - BOTTOM) * (high - value)) / (high - low);
-  for (const at of ticks(low, high)) {
-    chart.append(svg("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: y(at), y2: y(at) }),
-      svg("text", { class: "label", x: LEFT - 8, y: y(at) + 4, "text-anchor": "end" }, digits(at)));
+  for (const tick of ticks(low, high)) {
+    chart.append(svg("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick) }),
+      svg("text", { class: "label", x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, digits(tick)));
   }
   // A value stands from its batch until the next that has one.
-  const steps = points.map((point, i) => [point, x(point.batch), x(points[i + 1]?.batch ?? last.batch + 1)]);
+  const steps = points.map((point, i) => [point, x(at(point)), x(i + 1 < points.length ? at(points[i + 1]) : end)]);
   const along = (of) => steps.map(([point, from, to]) => `${from} ${y(of(point))} ${to} ${y(of(point))}`);
   const back = steps.toReversed().map(([point, from, to]) => `${to} ${y(point.low)} ${from} ${y(point.low)}`);
+  const name = (point) => (by === "users" ? `${count(point.users)} users` : `batch ${point.batch}`);
   chart.append(
     svg("path", { class: "band", d: `M${[...along((point) => point.high), ...back].join("L")}Z` }),
+    ...steps.flatMap(([point, from, to]) => (point.arms ?? []).map((arm) => svg("circle", { class: "arm", cx: (from + to) / 2, cy: y(arm), r: 2 }))),
     svg("path", { class: "line", d: `M${along((point) => point.value).join("L")}` }),
-    svg("circle", { class: "end", cx: x(last.batch + 1), cy: y(last.value), r: 4 }),
-    svg("text", { class: "label", x: LEFT, y: HEIGHT - 6 }, `batch ${points[0].batch}`),
+    svg("circle", { class: "end", cx: x(end), cy: y(last.value), r: 4 }),
+    svg("text", { class: "label", x: LEFT, y: HEIGHT - 6 }, name(points[0])),
   );
-  if (points.length > 1) chart.append(svg("text", { class: "label", x: width - RIGHT, y: HEIGHT - 6, "text-anchor": "end" }, `batch ${last.batch}`));
+  if (points.length > 1) chart.append(svg("text", { class: "label", x: width - RIGHT, y: HEIGHT - 6, "text-anchor": "end" }, name(last)));
 }

@@ -13,7 +13,7 @@ export function atMost(number) {
   const unit = 10 ** (Math.floor(Math.log10(number)) - 2);
   return String(nearest >= number ? nearest : Number((nearest + unit).toPrecision(3)));
 }
-export const three = (number) => (number == null ? UNKNOWN : number.toPrecision(3));
+export const three = (number) => (number == null ? UNKNOWN : Math.abs(number) < 999.5 ? number.toPrecision(3) : count(Math.round(number)));
 export const plural = (number, one, many) => `${count(number)} ${number === 1 ? one : many}`;
 
 export function duration(seconds) {

@@ -88,36 +88,54 @@ function batchNote(heard) {
   return parts.length ? `${parts.join(", ")}.` : "It takes no more reports.";
 }
 
+const PHASES = { range: "finding the range", search: "searching", check: "checking candidates", commit: "settled" };
+
 function showLearned(now) {
   learned = now;
-  const estimate = now.estimate, cells = now.policy.steps * now.policy.states;
+  const estimate = now.estimate, compared = now.history.some((point) => point.arms?.length);
+  put("value-title", now.returns ? "Estimated return of an episode" : "Estimated value of an episode");
   put("value", three(estimate?.value));
   put("interval", estimate ? `between ${three(estimate.low)} and ${three(estimate.high)}` : "not known yet");
-  put("value-note", estimate ? `${estimate.meaning[0].toUpperCase()}${estimate.meaning.slice(1)}.`
+  const dots = compared ? " Dots are the policies that were compared in a batch." : "";
+  put("value-note", estimate ? `${estimate.meaning[0].toUpperCase()}${estimate.meaning.slice(1)}.${dots}`
     : now.batches ? "There is no estimate: too little is known so far, or this learner makes none." : "No batch has been learned from.");
   byId("value-figure").hidden = now.batches > 0 && !estimate;
   byId("chart-box").hidden = now.batches > 0 && now.history.length === 0;
+  byId("chart-by").hidden = now.history.length === 0;
   drawChart();
   byId("value-details").hidden = now.history.length === 0;
+  const spread = (point) => (point.arms?.length ? [three(Math.min(...point.arms)), three(Math.max(...point.arms))] : ["none", "none"]);
+  const head = make("tr");
+  head.append(...["After batch", "Users", "Value", "From", "To", ...(compared ? ["Least policy", "Best policy"] : [])]
+    .map((name) => make("th", name, { scope: "col" })));
+  byId("value-head").replaceChildren(head);
   byId("value-rows").replaceChildren(...now.history.map((point) => {
     const row = make("tr");
-    row.append(make("th", point.batch, { scope: "row" }),
-      ...[point.value, point.low, point.high].map((number) => make("td", three(number))));
+    row.append(make("th", point.batch, { scope: "row" }), make("td", count(point.users)),
+      ...[point.value, point.low, point.high].map((number) => make("td", three(number))),
+      ...(compared ? spread(point).map((text) => make("td", text)) : []));
     return row;
   }));
 
   const rows = [["Batches learned from", count(now.batches), `at most ${count(now.most_batches)}`]];
   if (now.stages) rows.push(["Stages done", count(now.stages[0]), `of ${count(now.stages[1])}`]);
   if (now.log2_policies != null) rows.push(["Policies left", power(now.log2_policies), `of ${power(now.log2_all_policies)}`]);
-  if (now.decided != null) rows.push(["Settled", count(now.decided), `of ${count(cells)}: one action is left`]);
-  rows.push(["Policy switches", count(now.switches)]);
-  rows.push(["Actions changed", count(now.changed_actions), `of ${count(cells)}, by the last batch`]);
+  if (now.search.phase) rows.push(["Now", PHASES[now.search.phase] ?? now.search.phase]);
+  if (now.search.parameters) rows.push(["Policies compared", count(now.policy.policies), `of ${plural(now.search.parameters, "number", "numbers")} each`]);
+  if (now.search.reliability != null) rows.push(["Told apart", `${Math.round(100 * Math.max(0, now.search.reliability))}%`, "of how they differ is no noise, by the last batch that compared"]);
+  if (now.policy.family === "table") {
+    const cells = now.policy.steps * now.policy.states;
+    if (now.decided != null) rows.push(["Settled", count(now.decided), `of ${count(cells)}: one action is left`]);
+    rows.push(["Policy switches", count(now.switches)]);
+    rows.push(["Actions changed", count(now.changed_actions), `of ${count(cells)}, by the last batch`]);
+  } else rows.push(["Policy switches", count(now.switches)]);
   facts("learning", rows);
-  showPolicy(now.policy);
+  (now.policy.family === "table" ? showPolicy : showNetwork)(now.policy);
 }
 
 const power = (log2) => (log2 < 20 ? count(Math.round(2 ** log2)) : `2^${digits(log2)}`);
-const drawChart = () => learned && draw(byId("chart"), byId("chart-name"), learned.history);
+const chosen = () => document.querySelector("#chart-by :checked").value;
+const drawChart = () => learned && draw(byId("chart"), byId("chart-name"), learned.history, chosen());
 
 function shade(action, actions) {
   const [first, last] = actions > 5 ? [0, 7] : [1, 6];
@@ -160,6 +178,36 @@ function showPolicy(policy) {
   byId("legend").replaceChildren(...legend);
 }
 
+const RULES = {
+  choice: "The action with the largest value is taken; action 0 has value 0.",
+  score: "The same network scores what is observed of each action; the largest is taken.",
+  box: "Each coordinate of an action is squashed into its range.",
+};
+
+/** What a network is made of: a linear one weight by weight, any other by its layers. */
+function showNetwork(policy) {
+  const what = policy.family === "linear" ? "linear" : `${policy.layers.join(" to ")} network`;
+  const given = policy.policies > 1 ? `${count(policy.policies)} ${what} policies, drawn around one` : `One ${what} policy`;
+  put("policy-note", `${given}: ${count(policy.inputs)} inputs, ${count(policy.actions)} ${policy.head === "box" ? "coordinates" : "actions"}. ${RULES[policy.head]}`);
+  const rowed = (cells) => { const row = make("tr"); row.append(...cells); return row; };
+  const apart = policy.policies > 1 && policy.family === "linear";
+  const most = Math.max(1e-9, ...policy.rows.flatMap((row) => row.cells.map(([value]) => Math.abs(value))));
+  const cell = ([value, spread]) => {
+    const shown = policy.rows.length && spread != null ? `a${Math.round((4 * Math.abs(value)) / most)}` : "a0";
+    const made = make("td", Number.isInteger(value) ? count(value) : digits(value), { class: shown });
+    if (apart && spread != null) made.append(make("small", `± ${digits(spread)}`));
+    return made;
+  };
+  const head = make("thead"), body = make("tbody");
+  const byLayer = policy.rows[0].cells[0][1] == null;
+  head.append(rowed([byLayer ? "Layer" : "Value of", ...policy.columns].map((name) => make("th", name, { scope: "col" }))));
+  body.append(...policy.rows.map((row) => rowed([make("th", row.name, { scope: "row" }), ...row.cells.map(cell)])));
+  const caption = byLayer ? "Size is the root mean square of a layer's numbers, apart that of how the policies differ in them."
+    : apart ? "The mean over the policies, and how far they are apart." : "Its numbers.";
+  byId("policy").replaceChildren(make("caption", caption), head, body);
+  byId("legend").replaceChildren();
+}
+
 async function showCertificate() {
   byId("certificate").showModal();
   try {
@@ -184,5 +232,6 @@ async function showCertificate() {
 }
 
 byId("certificate-open").addEventListener("click", showCertificate);
+byId("chart-by").addEventListener("change", drawChart);
 new ResizeObserver(drawChart).observe(byId("chart-box"));
 watch({ status: showStatus, learned: showLearned });
