@@ -41,6 +41,7 @@ class Constants:
     most: float = 20.0  # times the size that noise asks for
     patience: float = 25.0  # batches of that size without a better return, and half of the users so far
     settling: int = 4  # batches before returns are compared with the first
+    waiting: float = 0.05  # of all users, before a search among many of them ends
     finer: int = 2  # times that batches are doubled when returns stay the same, before the search ends
     averaging: float = 0.2  # weight of a batch's mean in the averaged policy
 
@@ -236,8 +237,11 @@ class PolicySearch(Learner):
             progress.best_users = played
         if progress.value > progress.best + math.sqrt(progress.doubt):
             progress.best, progress.best_users = progress.value, played
+        episodes = self.problem.episodes
         stuck = progress.best - progress.first < 3 * progress.error
-        patience = max(C.patience * (3 if stuck else 1) * progress.base, 0.5 * progress.best_users)
+        patience = max(
+            C.patience * (3 if stuck else 1) * progress.base, 0.5 * progress.best_users, C.waiting * episodes
+        )
         if progress.value > self.high - 0.02 * (self.high - self.low):
             patience = 8 * progress.base  # nothing is left to gain
         if played - progress.best_users <= patience:
