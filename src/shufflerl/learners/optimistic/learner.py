@@ -26,16 +26,17 @@ _SHOWN = 2.0
 class Optimistic(Learner):
     """Optimism in few batches, sized by their number, the noise and the users in all; its constants were tuned.
 
-    `batches` is how many there are at most: the fewer, the larger the first of them. `first` is for networks, where a
-    batch is to mix some least number of users: above its default it is the minimum of every batch, unless there are
-    fewer users in all. Who is not told of the noise before (`expect`) asks so many first to learn of it.
+    `batches` is how many there are at most, unless told otherwise 40, or 80 without noise: the fewer, the larger the
+    first of them. `first` is for networks, where a batch is to mix some least number of users: above its default it is
+    the minimum of every batch, unless there are fewer users in all. Who is not told of the noise before (`expect`) asks
+    so many first to learn of it.
     """
 
     name: ClassVar[str] = "optimistic"
     problem: Problem
 
-    def __init__(self, problem: Problem, seed: Seed, batches: int = 40, first: int = C.first) -> None:
-        self.batches = checks.whole("batches", batches, least=1, most=1000)
+    def __init__(self, problem: Problem, seed: Seed, batches: int | None = None, first: int = C.first) -> None:
+        self.batches = None if batches is None else checks.whole("batches", batches, least=1, most=1000)
         self.first = checks.whole("first", first, least=1)
         super().__init__(problem, seed, batches=self.batches, first=self.first)
         self.query = CountQuery.everything(problem)
@@ -47,8 +48,8 @@ class Optimistic(Learner):
 
     @property
     def most_batches(self) -> int:
-        """As many as were asked for."""
-        return self.batches
+        """As many as were asked for, or else those without noise."""
+        return self.batches or C.exact_batches
 
     @property
     def _least(self) -> int:
@@ -59,7 +60,11 @@ class Optimistic(Learner):
         """Size all batches by that noise, before the first of them."""
         if self.batches_observed == 0 and not self.waits:
             self.noise = noise.variance
-            self.sizes = schedule(self.problem.episodes, noise.sd, self.batches, self._least)
+            self.sizes = self._sizes(self.problem.episodes, noise, 0)
+
+    def _sizes(self, episodes: int, noise: Noise, played: int) -> IntArray:
+        batches = self.batches or (C.batches if noise.variance else C.exact_batches)
+        return schedule(episodes, noise.sd, batches - played, self._least)
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
         from shufflerl.learners.optimistic.planner import plan_batch
@@ -95,7 +100,7 @@ class Optimistic(Learner):
         assert self._waiting is not None
         left = self.episodes_left - self._waiting.users
         if self.sizes.sum() < self.problem.episodes:
-            self.sizes = np.append(self.sizes, schedule(left, release.noise.sd, self.batches - 1, self._least))
+            self.sizes = np.append(self.sizes, self._sizes(left, release.noise, 1))
 
     def view(self) -> View:
         """The estimated value of what is played now, or was last; None where the first state's law is not told."""
