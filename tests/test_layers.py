@@ -14,7 +14,7 @@ import shufflerl
 SOURCE = Path(shufflerl.__file__).parent
 
 #: What everything above it may use: arrays, checks of input, errors, names, seeds, saved state.
-BASIC = "arrays checks compiling errors options registry seeding state"
+BASIC = "arrays checks compiling errors html options registry seeding state"
 
 MAY_IMPORT = {
     # What there is to learn, and what is asked of users.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shufflerl import html
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Counts
 from shufflerl.mdp import MDP, Mixture
@@ -43,6 +44,21 @@ class History:
 
     def __repr__(self) -> str:
         return f"History({len(self)} batches, {self.users.sum()} users, regret {self.total_regret:.6g})"
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "batches": f"{len(self):,}",
+            "users": f"{self.users.sum():,}",
+            "regret": "unknown" if np.isnan(self.total_regret) else f"{self.total_regret:,.1f}",
+            "switches": f"{self.switches:,}",
+            "distinct mixtures": f"{self.distinct:,}",
+        }
+        if len(self) == 0 or np.isnan(self.total_regret):
+            return html.table("History", rows)
+        episodes, regret = self.curve
+        grid = np.linspace(0, episodes[-1], 200)
+        drawn = html.curve(grid.tolist(), np.interp(grid, episodes, regret).tolist(), "regret as users go by")
+        return html.table("History", rows, drawn)
 
     @property
     def total_regret(self) -> float:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -56,9 +57,18 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def new_figure(width: float, height: float) -> Figure:
+class Picture(Figure):
+    """A figure that notebooks show by themselves."""
+
+    def _repr_png_(self) -> bytes:
+        sink = io.BytesIO()
+        self.savefig(sink, format="png", dpi=110)
+        return sink.getvalue()
+
+
+def new_figure(width: float, height: float) -> Picture:
     """An empty figure of that many inches."""
-    return Figure(figsize=(width, height), layout="constrained")
+    return Picture(figsize=(width, height), layout="constrained")
 
 
 def styled() -> AbstractContextManager[None]:

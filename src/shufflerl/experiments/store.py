@@ -432,8 +432,9 @@ def _read(folder: Path, cell: Cell) -> Result | None:
     return decode(cell, content)
 
 
-def results(folder: Path, cells: Sequence[Cell] | None = None) -> list[Result]:
+def results(folder: str | Path, cells: Sequence[Cell] | None = None) -> list[Result]:
     """Every result of a finished sweep in the order of its cells, or those of these cells alone."""
+    folder = Path(folder)
     cells = Manifest.read(folder).cells if cells is None else cells
     found = []
     for cell in cells:
@@ -454,4 +455,4 @@ def results(folder: Path, cells: Sequence[Cell] | None = None) -> list[Result]:
 
 def load(folder: str | Path) -> pa.Table:
     """A finished sweep as one table, a row per cell; `.to_pandas()` and other tools take it from there."""
-    return pa.Table.from_pylist([_row(result) for result in results(Path(folder))], schema=SCHEMA)
+    return pa.Table.from_pylist([_row(result) for result in results(folder)], schema=SCHEMA)

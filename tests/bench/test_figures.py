@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from bench import figures, poisoning
 
+from bench import figures, poisoning
 from shufflerl.experiments.cells import Cell, run_cell
 from shufflerl.experiments.figures.base import lost_at_random
 
