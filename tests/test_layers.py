@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "loop": "history learners mdp population privatizers",
     "episodes_kernels": "learners planning_kernels population_kernels",
     "episodes": "episodes_kernels layout learners mdp population privatizers",
-    "experiment": "counts envs history learners loop mdp population privacy privatizers",
+    "attacks": "counts mdp noise planning population privacy privatizers",
+    "experiment": "attacks counts envs history learners loop mdp population privacy privatizers",
     "plots": "experiment mdp",
     "experiments": "counts envs estimation experiment history learners loop mdp noise planning plots "
     "privacy privatizers",

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from shufflerl import checks, envs, learners, privatizers
+from shufflerl import attacks, checks, envs, learners, privatizers
 from shufflerl.compiling import compiler_clock
 from shufflerl.counts import CountQuery
+from shufflerl.errors import InvalidInputError
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP
@@ -34,6 +35,8 @@ class Setting:
     env_parameters: dict[str, Any] = field(default_factory=dict)
     learner_parameters: dict[str, Any] = field(default_factory=dict)
     privatizer_parameters: dict[str, Any] = field(default_factory=dict)
+    #: Users who lie, if any do: {"attack": a name of `attacks`, "share": of all users}.
+    liars: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         checks.whole("episodes", self.episodes, least=1, most=MAX_EPISODES)
@@ -88,6 +91,12 @@ def prepare(setting: Setting, seed: int) -> Prepared:
         seed=seed,
         **setting.privatizer_parameters,
     )
+    if setting.liars:
+        if not isinstance(environment, MDP):
+            raise InvalidInputError("Liars must know the environment; choose one that has a transition table.")
+        population = attacks.LyingPopulation(environment, **setting.liars, episodes=setting.episodes, seed=seed)
+        if setting.privatizer == "shuffle" and setting.privatizer_parameters.get("noise", "users") == "users":
+            privatizer = attacks.Shouting(privatizer, population)
     return Prepared(population, learner, privatizer, optimal_value)
 
 

@@ -92,7 +92,7 @@ def finished(out: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_the_figures_are_those_of_the_issues_and_every_line_has_as_many_candidates_or_none() -> None:
-    assert len({figure.name for figure in FIGURES}) == len(FIGURES) == 11
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES) == 12
     ours = {OPTIMISTIC, OPTIMISTIC_FREE}
     assert {len(line.candidates) for line in LINES if line not in ours} == {FULL.candidates}
     assert all(line.candidates == ({},) for line in ours), "never more attention than its rivals get"
@@ -168,7 +168,7 @@ def test_every_figure_makes_its_files(everything: tuple[Path, report.Reproductio
 def test_the_page_needs_nothing_else_and_says_every_claim(everything: tuple[Path, report.Reproduction]) -> None:
     out, end = everything
     page = end.page.read_text()
-    assert page.count("<svg") == 11
+    assert page.count("<svg") == 12
     for outside in ("http://", "https://", "<script", "<link", "url(h", "@import"):
         found = [line for line in page.splitlines() if outside in line and "xmlns" not in line]
         assert not found, (outside, found[:1])

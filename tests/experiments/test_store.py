@@ -142,7 +142,7 @@ def test_a_folder_of_another_version_is_refused(folder: Path, name: str) -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda m: {**m, "format": 99}, "has format 99, and this version of shufflerl reads format 1"),
+        (lambda m: {**m, "format": 99}, "has format 99, and this version of shufflerl reads format 2"),
         (lambda m: {**m, "sweep": 3}, "is damaged"),
         (lambda m: {**m, "sweep": [{**m["sweep"][0], "setting": {"new": 1}}]}, "is damaged"),
         (lambda _: [], "is damaged"),

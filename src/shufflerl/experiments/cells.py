@@ -24,7 +24,7 @@ except ImportError as missing:
     ) from missing
 
 #: What a stored result holds and means; raised whenever that changes, so that old results are never taken for new.
-FORMAT = 1
+FORMAT = 2
 
 #: A regret curve is kept at this many equal steps of the episodes, or at every episode if there are fewer.
 CURVE_STEPS = 200
@@ -55,7 +55,10 @@ class Cell:
 def title(setting: Setting) -> str:
     """A setting in one line."""
     where = f"{described(setting.env, setting.env_parameters)}, {setting.episodes:,} episodes"
-    return f"{contender(setting)} on {where}"
+    lying = (
+        f", liars ({described(setting.liars['attack'], {'share': setting.liars['share']})})" if setting.liars else ""
+    )
+    return f"{contender(setting)} on {where}{lying}"
 
 
 def contender(setting: Setting) -> str:

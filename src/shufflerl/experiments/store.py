@@ -50,6 +50,7 @@ SCHEMA = pa.schema(
         ("learner_parameters", _TEXT),
         ("privatizer", _TEXT),
         ("privatizer_parameters", _TEXT),
+        ("liars", _TEXT),
         ("epsilon", _REAL),
         ("delta", _REAL),
         ("episodes", _WHOLE),
@@ -140,7 +141,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def _row(result: Result) -> dict[str, Any]:
     cell, setting = result.cell, asdict(result.cell.setting)
-    for name in ("env_parameters", "learner_parameters", "privatizer_parameters"):
+    for name in ("env_parameters", "learner_parameters", "privatizer_parameters", "liars"):
         setting[name] = canonical(setting[name])
     return {
         "key": cell.key,

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from shufflerl import checks
 from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
@@ -47,7 +49,8 @@ class Mechanism(ABC, Generic[Law_co]):
 
     model: ClassVar[str]
     description: ClassVar[str]
-    against: ClassVar[str]
+    #: From whom users are protected, and by what.
+    against: ClassVar[str] = "Everybody who sees releases or deployed policies."
     assumptions: ClassVar[tuple[str, ...]]
     #: Whether a query that touches fewer counters has less noise.
     scales: ClassVar[bool] = False
@@ -87,12 +90,23 @@ class Mechanism(ABC, Generic[Law_co]):
         """What a batch costs each of its users, all participations together."""
         return self._charge(self._accounted(query), users)
 
-    def variance_range(self, query: CountQuery, users: int = 1) -> tuple[float, float] | None:
-        """The variance of noise in a batch whose users touch one counter alone, and all of them; see `Release`."""
+    def variance_range(self, query: CountQuery, users: int = 1) -> tuple[float, ...] | None:
+        """The variance of noise in a batch whose users touch one counter alone, two, up to all; see `Release`.
+
+        Calibrated for some of these numbers, and linear between: the law of the noise may change with them.
+        """
         if not self.scales:
             return None
         alone, together = CountQuery(query, [], [0]), CountQuery.everything(query)
-        return self.noise(alone, users).variance, self.noise(together, users).variance
+        most = together.touched_counters
+        some = {1: alone, most: together}
+        for touched in (2, 3, 4, *(step << k for k in range(1, most.bit_length()) for step in (3, 4))):
+            if touched < most:
+                steps = min(touched, query.horizon)
+                some[touched] = CountQuery(query, range(touched - steps), range(steps))
+        known = sorted(some)
+        variances = [self.noise(some[touched], users).variance for touched in known]
+        return tuple(np.interp(range(1, most + 1), known, variances).tolist())
 
     def certificate(self, query: CountQuery) -> Certificate:
         """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch.

@@ -7,6 +7,7 @@ from shufflerl.experiments.figures import (
     bounds,
     messages,
     noise,
+    poisoning,
     regret_curves,
     regret_epsilon,
     scaling,
@@ -17,6 +18,19 @@ from shufflerl.experiments.figures import (
 )
 from shufflerl.experiments.figures.base import Figure
 
-_ORDER = (regret_epsilon, regret_curves, bandit, switches, bounds, noise, theorem, messages, scaling, spectrum, suite)
+_ORDER = (
+    regret_epsilon,
+    regret_curves,
+    bandit,
+    switches,
+    bounds,
+    noise,
+    theorem,
+    messages,
+    scaling,
+    spectrum,
+    poisoning,
+    suite,
+)
 
 FIGURES: tuple[Figure, ...] = tuple(figure.FIGURE for figure in _ORDER)

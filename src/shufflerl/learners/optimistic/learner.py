@@ -43,7 +43,7 @@ class Optimistic(Learner):
         self.sizes: IntArray = np.array([users], dtype=np.int64)
         self.model = Model(problem)
         self.noise = 0.0  # its variance on a counter if every counter is asked
-        self.noise_each = 0.0  # and how much of that every one more which users touch adds
+        self.variances: FloatArray = np.zeros(1)  # the same if users touch one counter, two, up to all
 
     @property
     def most_batches(self) -> int:
@@ -69,7 +69,7 @@ class Optimistic(Learner):
             float(users),
             float(self.episodes_left - users),
             self.noise,
-            self.noise_each,
+            self.variances,
             smallest_try(math.sqrt(self.noise)),
             self.rng.random((C.policies, *model.visits.shape)),
             policies,
@@ -84,8 +84,8 @@ class Optimistic(Learner):
 
     def _learn(self, release: Release) -> None:
         self.model.add(release)
-        alone, self.noise = release.variance_range or (release.noise.variance, release.noise.variance)
-        self.noise_each = (self.noise - alone) / max(1, self.query.touched_counters - 1)
+        self.variances = np.array(release.variance_range or (release.noise.variance,))
+        self.noise = float(self.variances[-1])
         assert self._waiting is not None
         left = self.episodes_left - self._waiting.users
         if self.batches_observed == 0 and left:
@@ -111,7 +111,7 @@ class Optimistic(Learner):
         )
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        values = {"sizes": self.sizes.tolist(), "noise": self.noise, "noise_each": self.noise_each}
+        values = {"sizes": self.sizes.tolist(), "noise": self.noise, "variances": self.variances.tolist()}
         return values, self.model.state()
 
     def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
@@ -119,11 +119,12 @@ class Optimistic(Learner):
         model.load_state(arrays)
         sizes = np.array(values["sizes"], dtype=np.int64)
         planned = sizes.sum() == self.problem.episodes or (model.is_new and len(sizes) == 1)
-        noises = values["noise"], values["noise_each"]
+        variances = np.array(values["variances"], dtype=np.float64)
+        noises = [values["noise"], *variances]
         if not planned or sizes.min() < 1 or not all(math.isfinite(noise) and noise >= 0 for noise in noises):
             raise StateMismatchError("The saved state has no fitting sizes or noise; use bytes that save() returned.")
         self.model, self.sizes = model, sizes
-        self.noise, self.noise_each = noises
+        self.noise, self.variances = values["noise"], variances
 
 
 def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:

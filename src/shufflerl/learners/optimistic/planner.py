@@ -425,7 +425,7 @@ def plan_batch(
     users: float,
     left: float,
     noise: float,
-    each: float,
+    variances: FloatArray,
     smallest: float,
     lots: FloatArray,
     policies: PolicyArray,
@@ -440,7 +440,7 @@ def plan_batch(
     users do as the greedy policy anyhow, the more may probe; a whole try stays for the plans. So many users are `left`
     after the batch. `noise` is the variance of a counter's noise if every counter is asked, `lots` break ties.
 
-    Writes which of the counters are `asked` (see `choose_counters`): all, unless `each` that users touch adds noise.
+    Writes which of the counters are `asked` (see `choose_counters`): all, unless `variances` are less for fewer.
     """
     horizon, states, actions = rows.rewards.shape
     allocated = np.zeros((horizon, states, actions))
@@ -488,6 +488,6 @@ def plan_batch(
             for x in range(states):
                 allocated[h, x, policy[h, x]] += share * occupancy[h, x]
         count += 1
-    if each > 0.0:
-        choose_counters(rows, hoped, greedy.value_variance, allocated, noise, each, asked)
+    if variances[0] < variances[-1]:
+        choose_counters(rows, hoped, greedy.value_variance, allocated, variances, asked)
     return count
