@@ -24,7 +24,6 @@ from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import MissingExtraError
 from shufflerl.network.audit import Network
-from shufflerl.network.audit_servers import NetworkServers
 from shufflerl.network.node import composing, node, reporting
 from shufflerl.network.node.reporting import Checked
 from shufflerl.network.protocol import crypto, wire
@@ -60,7 +59,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "MIN_SAMPLES", FEW)
     monkeypatch.setattr(bench, "CROWD", 8)
 
-    def networks(path: cli.AuditPath) -> list[bench.System | NetworkServers]:
+    def networks(path: cli.AuditPath) -> list[cli.Audited]:
         systems = all_networks(path)
         for system in systems:
             system.samples = FEW
