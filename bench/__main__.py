@@ -26,6 +26,7 @@ from bench import (
     network,
     optimistic,
     poisoning,
+    policy_search,
     privacy,
     projection,
     sdp_pe,
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "transports": transports.run,
     "nats": nats.run,
     "poisoning": poisoning.run,
+    "policy-search": policy_search.run,
     "projection": projection.run,
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import re
 import subprocess
@@ -29,7 +30,7 @@ from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.engine import run_cells
 from shufflerl.experiments.figures import style
-from shufflerl.experiments.figures.base import FULL, Family, Runs, family, lost_at_random, mdp_of
+from shufflerl.experiments.figures.base import FULL, Family, Runs, family, lost_at_random
 from shufflerl.experiments.figures.lines import DELTA, LINES, OPTIMISTIC, OPTIMISTIC_FREE
 from shufflerl.experiments.figures.suite import times_over
 from shufflerl.experiments.setting import Setting
@@ -38,10 +39,11 @@ from shufflerl.experiments.suite.analysis import CHAMPION, STRICT
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "figures.json"
 PICTURE = ROOT / "docs" / "images" / "reproduce.svg"
+LIARS_PICTURE = ROOT / "docs" / "images" / "poisoning.svg"
 RUNS = Path("out/figures")
 ENV, EPISODES, LONG = "riverswim", 20_000, 1_000_000
 EPSILONS = (0.1, 0.5, 1.0, 5.0)
-SEEDS, LIARS_SEEDS, SUITE_SEEDS = range(100), range(100), 5
+SEEDS, SUITE_SEEDS = range(100), 5
 #: What tables call the lines, and the trust they need.
 ROWS = {
     "optimistic": (
@@ -92,16 +94,23 @@ def riverswim() -> dict[str, Any]:
 
 
 def liars() -> dict[str, Any]:
-    """Mean regret of a run on RiverSwim in which a share of the users lie."""
-    values = {
-        f"{share:.2%}": _summary(np.array([poisoning.regret(mdp_of(ENV), share, seed) for seed in LIARS_SEEDS]))
-        for share in poisoning.SHARES
-    }
+    """Mean regret of runs in which a share of the users lie, of the worst attack, by who adds the noise."""
+    runs = poisoning.measure()
+    values: dict[str, Any] = {}
+    for env in poisoning.ENVIRONMENTS:
+        for source in poisoning.SOURCES:
+            name = f"{env}/{source}"
+            values[f"{name}/none"] = _summary(poisoning.honestly(runs, env, source))
+            for share in poisoning.SHARES:
+                for attacks, when in ((poisoning.SPREAD, ""), ((poisoning.CROWD,), " first")):
+                    attack, regrets = poisoning.worst(runs, env, source, share, attacks)
+                    values[f"{name}/{share:.1%}{when}"] = _summary(regrets) | {"attack": attack}
     return {
         "episodes": poisoning.EPISODES,
         "epsilon": poisoning.BUDGET.epsilon,
         "delta": poisoning.BUDGET.delta,
-        "seeds": [LIARS_SEEDS[0], LIARS_SEEDS[-1]],
+        "seeds": [poisoning.SEEDS[0], poisoning.SEEDS[-1]],
+        "fewer_seeds": [poisoning.FEWER_SEEDS[0], poisoning.FEWER_SEEDS[-1]],
         "values": values,
     }
 
@@ -210,13 +219,18 @@ def learner_table(figures: dict[str, Any]) -> list[str]:
 
 
 def liars_table(figures: dict[str, Any]) -> list[str]:
-    """What liars cost."""
+    """What liars cost: a share of every batch, and a share of all users who all come first."""
+    values = figures["poisoning"]["values"]
     rows = []
-    for share in figures["poisoning"]["values"]:
-        times = "" if share == "0.00%" else f"{text(figures, f'poisoning: {share} / 0.00%')} times"
-        shown = "none" if share == "0.00%" else share
-        rows.append(f"| {shown} | {text(figures, f'poisoning: {share} interval')} | {times} |")
-    return [*_head("liars", "mean regret", ""), *rows]
+    for env, source in itertools.product(poisoning.ENVIRONMENTS, poisoning.SOURCES):
+        clean = f"{env}/{source}/none"
+        cells = [f"{values[clean]['mean']:,.0f} [{values[clean]['low']:,.0f}, {values[clean]['high']:,.0f}]"]
+        for when, share in itertools.product(("", " first"), poisoning.SHARES):
+            own = values[f"{env}/{source}/{share:.1%}{when}"]
+            cells.append(f"{own['mean'] / values[clean]['mean']:.2f}" + (f" ({own['attack']})" if not when else ""))
+        rows.append(f"| {env} | {source} | " + " | ".join(cells) + " |")
+    shares = [f"{share:.1%} lie" for share in poisoning.SHARES]
+    return [*_head("environment", "noise by", "nobody lies", *shares, *(f"{one}, all first" for one in shares)), *rows]
 
 
 TABLES = {"costs": costs_table, "intervals": intervals_table, "learner": learner_table, "poisoning": liars_table}
@@ -265,6 +279,30 @@ def picture(figures: dict[str, Any]) -> None:
     save_figure(drawing, PICTURE)
 
 
+def liars_picture(figures: dict[str, Any]) -> None:
+    """Draw how many times the clean regret the worst attack costs, by who adds the noise."""
+    from shufflerl.plots import save_figure
+
+    values = figures["poisoning"]["values"]
+    drawing, panels = style.panels(len(poisoning.SHARES), height=3.4)
+    for axes, share in zip(panels, poisoning.SHARES, strict=True):
+        for place, (source, colour) in enumerate((("users", "#D55E00"), ("servers", "#0072B2"))):
+            times = [
+                values[f"{env}/{source}/{share:.1%}"]["mean"] / values[f"{env}/{source}/none"]["mean"]
+                for env in poisoning.ENVIRONMENTS
+            ]
+            where = np.arange(len(times)) + 0.38 * (place - 0.5)
+            axes.bar(where, times, width=0.36, color=colour, label=f"noise by {source}")
+        axes.axhline(1.0, color=style.INK, linewidth=1)
+        axes.set(yscale="log", ylim=(0.8, None), xticks=range(len(poisoning.ENVIRONMENTS)))
+        axes.set_xticklabels(poisoning.ENVIRONMENTS)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(f"{share:.1%} of the users lie")
+    panels[0].set_ylabel("times the regret without liars")
+    style.legend_below(drawing, panels[0], 2)
+    save_figure(drawing, LIARS_PICTURE)
+
+
 def pages() -> list[Path]:
     """Where figures may stand."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -293,6 +331,7 @@ def main() -> None:
         figures[part] = when | PARTS[part]()
         FILE.write_text(json.dumps(figures, indent=1) + "\n")
     picture(figures)
+    liars_picture(figures)
     for page in pages():
         if (now := written(was := page.read_text(), figures)) != was:
             page.write_text(now)

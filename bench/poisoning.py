@@ -1,96 +1,152 @@
-"""What users who lie can do: the shift of a counter beside its bound, and the regret of a run with liars in it."""
+"""What users who lie can do: how far one moves a counter, and the regret of runs with liars in them, in both modes.
+
+Where the servers add the noise a liar sends one tag of each family and step; where users do, as many as its report may
+hold. Every attack of `shufflerl.attacks` is tried and the worst reported. In most, liars are a share of every batch; in
+an early crowd they are a share of all users and half of the first batches, which is told apart.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
 
 from bench.measure import Figure
-from shufflerl import CountPopulation, CountQuery, Release, envs, learn, learners
-from shufflerl.arrays import IntArray
-from shufflerl.counts import Batch, Counter, Counts, Query, Trajectories
-from shufflerl.mdp import MDP
-from shufflerl.network.protocol import agreement, wire
-from shufflerl.network.protocol.agreement import Agreement
-from shufflerl.network.protocol.sources import Users
+from shufflerl.arrays import FloatArray
+from shufflerl.attacks import ATTACKS, messages_per_report
+from shufflerl.counts import CountQuery
+from shufflerl.errors import PrivacyWarning
+from shufflerl.experiments import store
+from shufflerl.experiments.cells import Cell
+from shufflerl.experiments.engine import run_cells
+from shufflerl.experiments.figures.base import Runs, mdp_of
+from shufflerl.experiments.setting import Setting
 from shufflerl.privacy.accounting import Budget
-from shufflerl.privacy.protocol import analyze, randomize, shuffle
-from shufflerl.privatizers.base import Privatizer, Service
-from shufflerl.privatizers.shuffle import shuffle as shuffled
+from shufflerl.privacy.mechanism import ServersNoise, ShuffledPoisson
 
-BUDGET, SEEDS, EPISODES = Budget(1.0, 1e-5), range(20), 20_000
-SHARES = (0.0, 0.0001, 0.001, 0.01)
+BUDGET, EPISODES = Budget(1.0, 1e-5), 20_000
+ENVIRONMENTS = ("riverswim", "deepsea", "spectrum", "bandit")
+SOURCES = ("servers", "users")
+#: Shares of liars, and how many times the clean regret RiverSwim may then have with noise by the servers.
+SHARES = {0.001: 1.1, 0.01: 1.4}
+CROWD = "early crowd"
+SPREAD = tuple(attack for attack in ATTACKS if attack != CROWD)
+#: RiverSwim with noise by the servers, and all others.
+SEEDS, FEWER_SEEDS = range(100), range(12)
+#: Of a batch where users add the noise: among fewer, a report would hold thousands of messages.
+CROWD_OF_USERS = 100
+RUNS = Path("out/poisoning")
+
+
+def setting(env: str, source: str, epsilon: float = BUDGET.epsilon, attack: str = "", share: float = 0.0) -> Setting:
+    """A run in which a share of the users lie, or none."""
+    return Setting(
+        env=env,
+        learner="optimistic",
+        privatizer="shuffle",
+        episodes=EPISODES,
+        epsilon=epsilon,
+        delta=BUDGET.delta,
+        learner_parameters={"first": CROWD_OF_USERS} if attack and source == "users" else {},
+        privatizer_parameters={"noise": source},
+        liars={"attack": attack, "share": share} if attack else {},
+    )
+
+
+def clean(env: str, source: str) -> Setting:
+    """What a run with liars is held against: in it none do."""
+    return setting(env, source, attack=SPREAD[0]) if source == "users" else setting(env, source)
+
+
+def seeds_of(env: str, source: str) -> range:
+    """The reported seeds."""
+    return SEEDS if (env, source) == ("riverswim", "servers") else FEWER_SEEDS
+
+
+def attacked(env: str, source: str) -> list[Setting]:
+    """All attacks at all shares."""
+    return [setting(env, source, attack=attack, share=share) for share in SHARES for attack in ATTACKS]
+
+
+def measure(environments: Iterable[str] = ENVIRONMENTS, sources: Iterable[str] = SOURCES) -> Runs:
+    """All runs; those that were made already are not made again."""
+    cells = [
+        Cell(one, seed)
+        for env in environments
+        for source in sources
+        for one in (clean(env, source), *attacked(env, source))
+        for seed in seeds_of(env, source)
+    ]
+    for env, epsilons in (("riverswim", (1.0, 5.0)), ("bandit", (0.5, 1.0, 5.0))):
+        pairs = [setting(env, source, epsilon) for source in SOURCES for epsilon in epsilons]
+        cells += [Cell(one, seed) for one in pairs for seed in SEEDS]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        run_cells(list({cell.key: cell for cell in cells}.values()), RUNS, workers=1)
+    return Runs(store.results(RUNS))
+
+
+def worst(runs: Runs, env: str, source: str, share: float, attacks: Iterable[str] = SPREAD) -> tuple[str, FloatArray]:
+    """The attack of the largest mean regret, and its regrets[seed]."""
+    found = {attack: runs.regrets(setting(env, source, attack=attack, share=share)) for attack in attacks}
+    name = max(found, key=lambda attack: float(found[attack].mean()))
+    return name, found[name]
+
+
+def honestly(runs: Runs, env: str, source: str) -> FloatArray:
+    """Regrets[seed] where nobody lies, on the seeds of the attacks."""
+    return runs.regrets(clean(env, source))[: len(seeds_of(env, source))]
 
 
 def run() -> list[Figure]:
-    """One liar in 1,000 users of RiverSwim, and 20 seeds of a run where up to a hundredth of the users lie."""
-    mdp = envs.make("riverswim")
-    assert isinstance(mdp, MDP)
-    regrets = [float(np.mean([regret(mdp, share, seed) for seed in SEEDS])) for share in SHARES]
-    rows = [
-        Figure.at_most(2, f"regret, {share:.2%} of users lie", "", value, regrets[0], "nobody lies")
-        for share, value in zip(SHARES[1:], regrets[1:], strict=True)
+    """Liars in both modes: one counter's shift, the worst of all attacks, and what the servers' noise costs."""
+    runs = measure()
+    return [*shifts(), *clean_costs(runs), *attacks(runs)]
+
+
+def shifts(users: int = 1000) -> list[Figure]:
+    """How far one liar moves a counter, and how much noise there is on a bandit's."""
+    query = CountQuery.everything(mdp_of("riverswim").problem(EPISODES))
+    cap = messages_per_report(query, users, ShuffledPoisson(BUDGET).noise(query).mean)
+    arms = CountQuery.everything(mdp_of("bandit").problem(EPISODES))
+    deviations = ServersNoise(BUDGET).noise(arms).sd, ShuffledPoisson(BUDGET).noise(arms).sd
+    return [
+        Figure.at_most(1 / cap, f"shift of a counter by a liar of {users:,}", "", 1, cap, "users' noise"),
+        Figure.under(
+            4 + 1e-9, "bandit, epsilon 1: noise of both servers", "sd", deviations[0], deviations[1], "users' noise"
+        ),
     ]
-    return [shift(mdp), *rows]
 
 
-def shift(mdp: MDP, users: int = 1000) -> Figure:
-    """How far one liar moves a counter in the real protocol, less what the noise does, beside the cap on messages."""
-    learner = learners.make("optimistic", mdp.problem(EPISODES), 0, first=users)
-    batch = learner.next_batch()
-    assert batch is not None
-    said = understood(batch)
-    assert isinstance(said.source, Users)
-    protocol = said.source.protocol
-    tag = _favoured(batch.query)[0]
-    episode = _still(mdp)
-    honest = [randomize(protocol, episode) for _ in range(users - 1)]
-    lie: IntArray = np.full(said.max_messages, tag)
-    truth = randomize(protocol, episode)
-    lied, told = (analyze(protocol, shuffle([*honest, last]), users)[tag] for last in (lie, truth))
-    moved = float(lied - told)
-    return Figure.at_most(1, "shift of one counter by one liar of 1,000", "", moved, said.max_messages, "cap")
+def clean_costs(runs: Runs) -> list[Figure]:
+    """Regret where nobody lies, by who adds the noise."""
+    figures = []
+    for env, epsilon, times in (
+        ("riverswim", 1.0, 1.35),
+        ("riverswim", 5.0, 1.35),
+        ("bandit", 0.5, 1.0),
+        ("bandit", 1.0, 1.0),
+        ("bandit", 5.0, 1.0),
+    ):
+        ours, theirs = (float(runs.regrets(setting(env, source, epsilon)).mean()) for source in SOURCES)
+        what = f"{env}, epsilon {epsilon:g}: servers' noise, nobody lies"
+        figures.append(Figure.at_most(times, what, "regret", ours, theirs, "users' noise"))
+    return figures
 
 
-def regret(mdp: MDP, share: float, seed: int) -> float:
-    """Of a run in which this share of the users says that staying at the left end pays, as loudly as it can."""
-    learner = learners.make("optimistic", mdp.problem(EPISODES), seed, first=100)
-    privatizer = Poisoned(shuffled(BUDGET, Service.of(learner, seed)), share)
-    return learn(learner, CountPopulation(mdp, seed), privatizer).total_regret
-
-
-class Poisoned(Privatizer):
-    """Releases of another privatizer with the messages of liars on top."""
-
-    def __init__(self, inner: Privatizer, share: float) -> None:
-        self._inner, self._share = inner, share
-        self._rng = np.random.default_rng(0)
-
-    def release(self, counts: Counts) -> Release:
-        """All that the cap allows, on the rewards of the first action in the first state of all steps asked."""
-        release = self._inner.release(counts)
-        liars, tags = self._rng.binomial(counts.batch.users, self._share), _favoured(counts.batch.query)
-        values = release.values.copy()
-        values[tags] += liars * understood(counts.batch).max_messages / max(1, len(tags))
-        return replace(release, values=values)
-
-    def certificate(self, query: Query) -> None:
-        """Nothing is guaranteed to liars."""
-
-
-def understood(batch: Batch) -> Agreement:
-    """The batch as the network announces it."""
-    noise = agreement.by_users(BUDGET, 1.0).noise(batch.query)
-    said = agreement.announce(batch, noise, task=bytes(16), attempt=0, tag_key=bytes(32))
-    return agreement.parse_announcement(wire.encode(said))
-
-
-def _favoured(query: CountQuery) -> list[int]:
-    return [query.tag(Counter("reward", step, 0, 0, 1)) for step in query.reward_steps]
-
-
-def _still(mdp: MDP) -> Trajectories:
-    """An episode that stays where it began and is paid nothing."""
-    zeros = np.zeros((1, mdp.horizon), dtype=np.int64)
-    return Trajectories(zeros, zeros, zeros)
+def attacks(runs: Runs) -> list[Figure]:
+    """The worst attack of each environment, mode and share of liars; what there is no target for is only told."""
+    figures = []
+    for env in ENVIRONMENTS:
+        for source in SOURCES:
+            honest = float(honestly(runs, env, source).mean())
+            for share, times in SHARES.items():
+                for names in (SPREAD, (CROWD,)):
+                    name, regrets = worst(runs, env, source, share, names)
+                    ours = float(regrets.mean())
+                    what = f"{env}, {source}' noise, {share:.1%} liars: {name}"
+                    if (env, source) == ("riverswim", "servers"):
+                        figures.append(Figure.at_most(times, what, "regret", ours, honest, "nobody lies"))
+                    else:
+                        figures.append(Figure(what, "regret", ours, honest, "nobody lies", "none", True))
+    return figures

@@ -250,8 +250,9 @@ class Reference:
         return policy, float(np.rint(sizes[size]))
 
     # 6. A batch: a few probes, then optimistic plans, each made as if those before it had been played.
-    def plan(self, users: float, left: float, noise: float, each: float, smallest: float, lots: Array) -> Any:
-        """Policies of a batch, users of each, counters asked: if all are, `noise`, less `each` for one that is not."""
+    def plan(self, users: float, left: float, variances: Array, smallest: float, lots: Array) -> Any:
+        """Policies of a batch, users of each, counters asked; `variances` of noise if one is touched, two, ... all."""
+        noise = float(variances[-1])
         allocated, probed = np.zeros(self.shape), np.zeros((self.shape[0], 1, 1), dtype=bool)
         policies, shares, n = list[Array](), list[float](), max(smallest, users)
         plan, hoped, _ = self.optimistic(allocated, n, left, noise, lots[0])
@@ -270,11 +271,11 @@ class Reference:
                 share = rest if last or rest - share < smallest / 2 else share
             policies, shares = [*policies, policy], [*shares, share]
             allocated = allocated + share * self.occupancy(policy, policy)
-        return np.array(policies), np.array(shares), self.ask(allocated, hoped, noise, each)
+        return np.array(policies), np.array(shares), self.ask(allocated, hoped, variances)
 
     # 7. Which counters are asked: noise grows with the number of those that a user touches.
-    def ask(self, visits: Array, values: Array, noise: float, each: float) -> Array:
-        """Which [f, h]: what tells least is dropped, again and again, for as long as the others then tell more."""
+    def ask(self, visits: Array, values: Array, variances: Array) -> Array:
+        """Which [f, h]: what tells least is dropped, again and again; of all these, what together tells most."""
         values, unsure = values[1:, None, None], self.value_variance[1:, None, None]
         error = self.expected(np.s_[:], values)[1] + C.apart * (self.error * unsure).sum(-1)
         stake = visits.sum(-1, keepdims=True) * (visits > 0) * np.stack([error, self.r_variance])
@@ -290,10 +291,9 @@ class Reference:
             return float(gain.sum()), np.where(asked, adds.sum((2, 3)), np.inf)
 
         asked = np.stack([np.arange(self.shape[0]) < self.shape[0] - 1, np.full(self.shape[0], True)])
-        while each > 0 and asked.sum() > 1:
-            fewer = asked.copy()
-            fewer.flat[tell(asked, noise - each)[1].argmin()] = False
-            if tell(fewer, noise - each)[0] <= tell(asked, noise)[0]:
-                break
-            asked, noise = fewer, noise - each
-        return asked
+        tried = [(tell(asked, variances[-1])[0], asked)]
+        for noise in variances[-2::-1] if variances[0] < variances[-1] else ():
+            fewer = tried[-1][1].copy()
+            fewer.flat[tell(fewer, noise)[1].argmin()] = False
+            tried.append((tell(fewer, noise)[0], fewer))
+        return max(tried, key=lambda one: one[0])[1]

@@ -66,6 +66,7 @@ _IMPORTED = [
 TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/accounting.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
     "privacy/audit.py": (("privacy/test_audit",), ("network/test_audit",)),
+    "privacy/audit_servers.py": (("privacy/test_audit_servers",),),
     "privacy/certificate.py": (("privacy/test_certificate",),),
     "privacy/ledger.py": (("privacy/test_ledger",),),
     "noise.py": (("test_noise",), ("privatizers/test_budgets",)),

@@ -14,7 +14,7 @@ import shufflerl
 SOURCE = Path(shufflerl.__file__).parent
 
 #: What everything above it may use: arrays, checks of input, errors, names, seeds, saved state.
-BASIC = "arrays checks compiling errors options registry seeding state"
+BASIC = "arrays checks compiling errors html options registry seeding state"
 
 MAY_IMPORT = {
     # What there is to learn, and what is asked of users.
@@ -43,9 +43,11 @@ MAY_IMPORT = {
     "loop": "history learners mdp population privatizers",
     "episodes_kernels": "learners planning_kernels population_kernels",
     "episodes": "episodes_kernels layout learners mdp population privatizers",
+    "attacks": "counts mdp noise planning population privacy privatizers",
     "plots": "",
-    "experiments": "counts envs estimation history learners loop mdp noise planning plots population privacy "
+    "experiments": "attacks counts envs estimation history learners loop mdp noise planning plots population privacy "
     "privatizers",
+    "results": "experiments",
     "testing": "counts envs history learners loop mdp population privatizers",
     # The network: no simulation, and no role knows another.
     "network.faults": "",

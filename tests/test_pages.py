@@ -16,6 +16,7 @@ RUN = [
     DOCS / "start.md",
     DOCS / "privacy-officer.md",
     DOCS / "poisoning.md",
+    DOCS / "concepts" / "trust.md",
     DOCS / "operate" / "sizing.md",
 ]
 

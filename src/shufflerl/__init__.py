@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from shufflerl.learners.base import Learner
     from shufflerl.loop import learn
     from shufflerl.mdp import MDP, Mixture, Problem
-    from shufflerl.population import CountPopulation, TrajectoryPopulation
+    from shufflerl.population import CountPopulation, ReturnPopulation, TrajectoryPopulation
+    from shufflerl.returns import ReturnProblem, ReturnQuery, Returns
 
 _HOMES = {
     "counts": ("Batch", "CountQuery", "Counts", "Release", "Trajectories"),
@@ -28,7 +29,8 @@ _HOMES = {
     "learners.base": ("Learner",),
     "loop": ("learn",),
     "mdp": ("MDP", "Mixture", "Problem"),
-    "population": ("CountPopulation", "TrajectoryPopulation"),
+    "population": ("CountPopulation", "ReturnPopulation", "TrajectoryPopulation"),
+    "returns": ("ReturnProblem", "ReturnQuery", "Returns"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -43,6 +45,10 @@ __all__ = [
     "Mixture",
     "Problem",
     "Release",
+    "ReturnPopulation",
+    "ReturnProblem",
+    "ReturnQuery",
+    "Returns",
     "Setting",
     "Trajectories",
     "TrajectoryPopulation",

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from shufflerl.experiments.setting import Run, Setting
     from shufflerl.network.audit_servers import NetworkServers
     from shufflerl.privacy.audit import System
+    from shufflerl.privacy.audit_servers import ServersSystem
     from shufflerl.registry import Registry
+
+    Audited = System | ServersSystem | NetworkServers
 
 app = typer.Typer(
     name="shufflerl",
@@ -299,6 +302,7 @@ class AuditPath(StrEnum):
 
     all = "all"
     protocol = "protocol"
+    servers = "servers"
     tags = "tags"
     sums = "sums"
     servers_tags = "servers-tags"
@@ -310,7 +314,7 @@ def audit(
     path: Annotated[
         AuditPath,
         typer.Option(
-            help="The protocol in memory, or the networked system by its transport, noise by users or by servers."
+            help="The protocol in memory or the networked system by its transport, noise by users or by servers."
         ),
     ] = AuditPath.all,
     epsilon: Annotated[
@@ -326,11 +330,13 @@ def audit(
     """Attack the system's own code and report the privacy loss that can be shown; fails if that exceeds the claim."""
     from shufflerl.privacy.accounting import Budget
     from shufflerl.privacy.audit import InMemory
+    from shufflerl.privacy.audit_servers import ServersInMemory
 
-    systems: list[System | NetworkServers] = [InMemory()] if path in (AuditPath.all, AuditPath.protocol) else []
+    in_memory: list[Audited] = [InMemory(), ServersInMemory()]
+    systems = [system for system in in_memory if path in (AuditPath.all, system.path)]
     missing = None
     try:
-        systems += [] if path == AuditPath.protocol else _networks(path)
+        systems += [] if systems and path != AuditPath.all else _networks(path)
     except MissingExtraError as reason:
         if path != AuditPath.all:
             raise
@@ -353,14 +359,14 @@ def audit(
         raise typer.Exit(1)
 
 
-def _networks(path: AuditPath) -> list[System | NetworkServers]:
+def _networks(path: AuditPath) -> list[Audited]:
     from shufflerl.network import check_installed
 
     check_installed()
     from shufflerl.network.audit import Network
     from shufflerl.network.audit_servers import NetworkServers
 
-    systems: list[System | NetworkServers] = [Network("tags"), Network("sums")]
+    systems: list[Audited] = [Network("tags"), Network("sums")]
     systems += [NetworkServers("tags"), NetworkServers("sums")]
     return [system for system in systems if path in (AuditPath.all, system.path)]
 

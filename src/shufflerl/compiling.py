@@ -40,13 +40,17 @@ def compiled(function: Kernel) -> Kernel:
     A kernel holds the code of the kernels it calls, but numba's cache only looks at the file the kernel is in: its
     stamp of that file is extended to all of our files. Where this cannot be done (another numba, no place to write),
     nothing is cached: slow, not stale.
+
+    A kernel whose name begins with an underscore is for kernels alone: a door from Python, which has to unpack named
+    tuples of arrays, would take as long to compile as a small kernel. None needs one from C.
     """
+    doors: dict[str, Any] = {"no_cpython_wrapper": function.__name__.startswith("_"), "no_cfunc_wrapper": True}
     try:
-        kernel: Any = numba.njit(cache=True, error_model="numpy")(function)
+        kernel: Any = numba.njit(cache=True, error_model="numpy", **doors)(function)
         index = kernel._cache._cache_file
         index._source_stamp = (index._source_stamp, _STAMP)
     except (AttributeError, RuntimeError):
-        kernel = numba.njit(error_model="numpy")(function)
+        kernel = numba.njit(error_model="numpy", **doors)(function)
     return cast(Kernel, kernel)
 
 

@@ -72,9 +72,8 @@ class Query(Protocol):
         """The query of the same problem whose users touch most counters: everything."""
         ...
 
-    @property
-    def narrowest(self) -> Query:
-        """The query of the same problem whose users touch one counter alone."""
+    def touching(self, count: int) -> Query:
+        """A query of the same problem whose users touch so many counters."""
         ...
 
     def check_fits(self, mixture: Mixture) -> None:
@@ -137,10 +136,10 @@ class CountQuery:
         """Everything."""
         return CountQuery.everything(self)
 
-    @property
-    def narrowest(self) -> CountQuery:
-        """The rewards of one step alone."""
-        return CountQuery(self, [], [0])
+    def touching(self, count: int) -> CountQuery:
+        """Rewards of as many steps, and transitions beyond."""
+        paid = min(count, self.horizon)
+        return CountQuery(self, range(count - paid), range(paid))
 
     @property
     def dimensions(self) -> tuple[int, int, int]:
@@ -442,16 +441,16 @@ class Release:
     across counters. `added_variance` is by how much the noise variance of a counter in the sum of all releases grows
     with this one: the variance of `noise` where batches have noise of their own, less (even below zero) where a
     privatizer correlates its noise over time. `variance_range` is the variance that a counter's noise would have had
-    if a user touched one counter alone, and if it touched all; in between it goes up, about evenly at small budgets.
-    None where asking for less does not lower it. The array of values is taken over: it becomes read-only. `batch` is
-    the one that was asked for, with the users who were counted: fewer, where reports had to be left out.
+    if a user touched one counter alone, two, up to all; None where asking for less does not lower it. The array of
+    values is taken over: it becomes read-only. `batch` is the one that was asked for, with the users who were counted:
+    fewer, where reports had to be left out.
     """
 
     batch: Batch
     values: FloatArray
     noise: Noise
     added_variance: float
-    variance_range: tuple[float, float] | None = None
+    variance_range: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         values = checks.array("released values", self.values, (self.batch.query.size,))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from shufflerl import html
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Counts
 from shufflerl.mdp import MDP, Mixture
@@ -44,6 +45,21 @@ class History:
     def __repr__(self) -> str:
         return f"History({len(self)} batches, {self.users.sum()} users, regret {self.total_regret:.6g})"
 
+    def _repr_html_(self) -> str:
+        rows = {
+            "batches": f"{len(self):,}",
+            "users": f"{self.users.sum():,}",
+            "regret": "unknown" if np.isnan(self.total_regret) else f"{self.total_regret:,.1f}",
+            "switches": f"{self.switches:,}",
+            "distinct mixtures": f"{self.distinct:,}",
+        }
+        if len(self) == 0 or np.isnan(self.total_regret):
+            return html.table("History", rows)
+        episodes, regret = self.curve
+        grid = np.linspace(0, episodes[-1], 200)
+        drawn = html.curve(grid.tolist(), np.interp(grid, episodes, regret).tolist(), "regret as users go by")
+        return html.table("History", rows, drawn)
+
     @property
     def total_regret(self) -> float:
         """Expected reward lost against the optimal policy, over all users."""
@@ -53,6 +69,11 @@ class History:
     def curve(self) -> tuple[IntArray, FloatArray]:
         """Episodes played and cumulative regret after each batch, from (0, 0)."""
         return np.concatenate([[0], np.cumsum(self.users)]), np.concatenate([[0.0], np.cumsum(self.regret)])
+
+    @property
+    def distinct(self) -> int:
+        """How many different mixtures were deployed; one that comes back is counted once."""
+        return len({_identity(deployment) for deployment in self.deployments})
 
     def mixture(self, batch: int) -> Mixture:
         """What was deployed in a batch."""
@@ -66,6 +87,12 @@ class History:
         for batch in range(len(self)):
             numbers = float(self.reward[batch]), float(self.regret[batch])
             yield Record(int(self.users[batch]), self.mixture(batch), *numbers)
+
+
+def _identity(deployment: Mixture | PolicyArray) -> Hashable:
+    if isinstance(deployment, Mixture):
+        return deployment if len(deployment.policies) > 1 else deployment.policies[0].tobytes()
+    return deployment.tobytes()
 
 
 class Recorder:

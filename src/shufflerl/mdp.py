@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shufflerl import checks
+from shufflerl import checks, html
 from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray
 from shufflerl.errors import InvalidInputError
 from shufflerl.layout import Layout
@@ -146,6 +146,21 @@ class MDP:
         known = "" if self.layout.is_complete else ", known support"
         return f"MDP(horizon={self.horizon}, n_states={self.n_states}, n_actions={self.n_actions}{known})"
 
+    def _repr_html_(self) -> str:
+        rows = {
+            "steps H": self.horizon,
+            "states X": self.n_states,
+            "actions A": self.n_actions,
+            "transitions": "unknown support" if self.layout.is_complete else f"{self.layout.size:,} known to occur",
+            "optimal value": f"{self.optimal_value:.4f}" + self._own_units,
+        }
+        best = self._optimal_q.argmax(axis=-1).astype(np.int32)
+        return html.table("MDP", rows, f"<small>An optimal policy:</small>{html.policy(best)}")
+
+    @property
+    def _own_units(self) -> str:
+        return "" if self.units.ours else f", {self.units.value(self.optimal_value):.4f} in its own units"
+
     @property
     def horizon(self) -> int:
         """Steps in an episode, H."""
@@ -164,10 +179,14 @@ class MDP:
     @cached_property
     def optimal_value(self) -> float:
         """Expected reward of an episode under the best policy, V*."""
+        return float(self.start @ self._optimal_q[0].max(axis=-1))
+
+    @property
+    def _optimal_q(self) -> FloatArray:
         from shufflerl.planning_kernels import optimal_q
 
-        q = optimal_q(*self.rows, self.rewards)
-        return float(self.start @ q[0].max(axis=-1))
+        q: FloatArray = optimal_q(*self.rows, self.rewards)
+        return q
 
     @property
     def rows(self) -> tuple[IntArray, NDArray[np.int32], FloatArray]:
@@ -293,6 +312,12 @@ class Mixture:
         actions = range(int(self.policies.max()) + 1)
         shares = np.stack([np.tensordot(self.weights, self.policies == a, axes=1) for a in actions])
         return shares.argmax(axis=0).astype(np.int32), shares.max(axis=0)
+
+    def _repr_html_(self) -> str:
+        actions, shares = self.modal_policy()
+        many = len(self.policies)
+        title = "Policy" if many == 1 else f"Mixture of {many} policies: the action that most users take"
+        return html.table(title, {}, html.policy(actions, shares))
 
     def check_fits(self, horizon: int, states: int, actions: int) -> None:
         """Refuse a mixture made for a problem of another shape."""

@@ -18,7 +18,9 @@ def optimal_q(
     value = np.empty(states)
     for h in range(horizon - 2, -1, -1):
         for x in range(states):
-            value[x] = q[h + 1, x].max()
+            value[x] = q[h + 1, x, 0]
+            for a in range(1, actions):
+                value[x] = max(value[x], q[h + 1, x, a])
         for x in range(states):
             for a in range(actions):
                 row = (h * states + x) * actions + a

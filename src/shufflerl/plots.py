@@ -1,8 +1,15 @@
-"""Figures, in one style, written whole or not at all."""
+"""Figures in the project's style, for whoever draws their own: `styled`, `new_figure`, `save_figure`.
+
+>>> from shufflerl import plots
+>>> with plots.styled():
+...     figure = plots.new_figure(7.0, 4.2)
+...     lines = figure.subplots().plot([1, 2, 3], [4, 2, 1], color=plots.COLOURS[0])
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,9 +19,8 @@ from shufflerl.errors import InvalidInputError, MissingExtraError
 
 try:
     import matplotlib as mpl
-
-    mpl.use("Agg")  # figures go to files; no screen is needed
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure  # not pyplot's: figures go to files, and no screen is needed
 except ImportError as missing:
     raise MissingExtraError("Figures need matplotlib; install it with: pip install 'shufflerl[plots]'.") from missing
 
@@ -24,15 +30,65 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
+#: Of text, axes and reference lines. Pages give these the colour of their text, in light and in dark.
+INK = "#333334"
 
-def new_figure(width: float, height: float) -> Figure:
+STYLE: dict[Any, Any] = {
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "font.size": 10.5,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    "legend.handlelength": 2.4,
+    "legend.columnspacing": 1.2,
+    "lines.linewidth": 1.9,
+    "lines.markersize": 5.5,
+    "svg.fonttype": "path",  # a page that is read anywhere cannot count on fonts
+    "svg.hashsalt": "shufflerl",  # the same figure is the same file
+}
+
+
+class Picture(Figure):
+    """A figure that notebooks show by themselves."""
+
+    def _repr_png_(self) -> bytes:
+        sink = io.BytesIO()
+        self.savefig(sink, format="png", dpi=110)
+        return sink.getvalue()
+
+
+def new_figure(width: float, height: float) -> Picture:
     """An empty figure of that many inches."""
-    return Figure(figsize=(width, height), layout="constrained")
+    return Picture(figsize=(width, height), layout="constrained")
 
 
-def styled_by(settings: dict[Any, Any]) -> AbstractContextManager[None]:
-    """Draw with these settings of matplotlib's."""
-    return mpl.rc_context(settings)
+def styled() -> AbstractContextManager[None]:
+    """Draw in this style."""
+    return mpl.rc_context(STYLE)
+
+
+def thousands(axis: Any) -> None:
+    """Whole numbers with their commas."""
+    axis.set_major_formatter("{x:,.10g}")
+
+
+def legend_below(drawing: Figure, axes: Axes, columns: int) -> None:
+    """One legend under all panels, where it covers no data; in fewer columns if the figure is too narrow."""
+    handles, labels = axes.get_legend_handles_labels()
+    for count in range(columns, 0, -1):
+        legend = drawing.legend(handles, labels, loc="outside lower center", ncols=count)
+        if count == 1 or legend.get_window_extent().width <= drawing.bbox.width:
+            return
+        legend.remove()
 
 
 def check_path(path: Path) -> None:

@@ -121,9 +121,8 @@ class ReturnQuery:
         """The query of the same problem whose users touch most counters; all touch one."""
         return self
 
-    @property
-    def narrowest(self) -> ReturnQuery:
-        """The query of the same problem whose users touch fewest counters."""
+    def touching(self, count: int) -> ReturnQuery:
+        """A query of the same problem whose users touch so many counters: one."""
         return self
 
     def check_fits(self, mixture: Mixture) -> None:

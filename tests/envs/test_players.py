@@ -109,7 +109,7 @@ def test_sensing_pays_what_its_channels_allow() -> None:
     rng, family = np.random.default_rng(0), Network(24, 8, head="score")
     policies = np.zeros((2, family.size))
     policies[0, 2] = -1.0  # the channel of the lowest rate
-    policies[1, :2] = [-1.0, -1.0]  # the least energy
+    policies[1, :2] = [1.0, 0.5]  # what sounds free
     fixed, quiet = (
         game.returns(Mixture(policies, [0.5, 0.5], family), np.full(20_000, g), rng).mean() for g in range(2)
     )

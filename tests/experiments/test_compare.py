@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import sys
@@ -8,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from shufflerl import cli
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.experiments import compare, store
+from shufflerl.experiments import chart, compare, store
 from shufflerl.experiments.cells import Cell, Result, curve_episodes
 from shufflerl.experiments.setting import Setting
+from shufflerl.results import load
 
 EPISODES = 400
 
@@ -82,9 +85,11 @@ def test_only_alike_problems_are_compared(results: list[Result]) -> None:
     ]
 
 
-def test_different_seeds_cannot_be_paired(results: list[Result]) -> None:
-    with pytest.raises(InvalidInputError, match="different seeds"):
-        compare.compare(results[:-1])
+def test_settings_are_compared_on_the_seeds_that_all_have(results: list[Result]) -> None:
+    (group,) = compare.compare(results[:-3])
+    assert {row.seeds for row in group.rows} == {tuple(range(13))}
+    with pytest.raises(InvalidInputError, match="no seed is common"):
+        compare.compare([*results, *made(setting(0.7), np.arange(3.0), first=90)])
 
 
 def test_where_regret_is_unknown_reward_takes_its_place(results: list[Result]) -> None:
@@ -94,7 +99,7 @@ def test_where_regret_is_unknown_reward_takes_its_place(results: list[Result]) -
     assert group.rows[0].score.mean == max(row.score.mean for row in group.rows)
     assert group.rows[0].area is None
     with pytest.raises(InvalidInputError, match="no curves to plot"):
-        compare.draw([group], "sd")
+        chart.curves([group], "sd")
     with pytest.raises(InvalidInputError, match="neither regret nor reward"):
         compare.compare([replace(result, reward=None) for result in blind])
 
@@ -104,7 +109,7 @@ def test_a_single_seed_gives_means_and_claims_nothing() -> None:
     assert [row.adjusted for row in group.rows] == [None, 1.0]
     assert group.rows[0].score == compare.Estimate(5.0, None, None)
     assert group.rows[0].sd is None
-    compare.draw([group], "ci").canvas.draw()
+    chart.curves([group], "ci").canvas.draw()
 
 
 def test_equal_results_are_not_different() -> None:
@@ -120,7 +125,27 @@ def test_the_permutation_test_is_exact_for_few_seeds() -> None:
     differences = one - other
     sums = [abs((np.array(signs) * differences).sum()) for signs in itertools.product((-1, 1), repeat=8)]
     by_hand = np.mean(np.array(sums) >= abs(differences.sum()) - 1e-12)
-    assert compare.paired_test(one, other) == pytest.approx(by_hand)
+    p = compare.paired_tests(np.array([one, other]))
+    assert p[0, 1] == p[1, 0] == pytest.approx(by_hand)
+    assert p[0, 0] == 1
+
+
+def test_statistics_agree_with_scipys() -> None:
+    """Intervals within the luck of resampling, 2% of their width; p-values within four standard errors."""
+    rng = np.random.default_rng(4)
+    for values in (rng.normal(5, 2, 20), rng.exponential(3, 12)):
+        mine = compare.interval(values)
+        theirs = stats.bootstrap((values,), np.mean, n_resamples=2**14, batch=1024, rng=rng).confidence_interval
+        width = theirs.high - theirs.low
+        assert mine.low == pytest.approx(theirs.low, abs=0.02 * width)
+        assert mine.high == pytest.approx(theirs.high, abs=0.02 * width)
+    one, other = rng.normal(0.5, 1, 20), rng.normal(0, 1, 20)
+    p = compare.paired_tests(np.array([one, other]))[0, 1]
+    exact = stats.permutation_test(
+        (one, other), lambda x, y, axis: (x - y).mean(axis=axis), permutation_type="samples", vectorized=True,
+        n_resamples=2**15, batch=1024, rng=rng,
+    ).pvalue  # fmt: skip
+    assert p == pytest.approx(exact, abs=4 * np.sqrt(exact / 2**14))
 
 
 def test_holm_by_hand() -> None:
@@ -181,8 +206,8 @@ def test_a_figure_says_which_band_it_shows_and_gives_a_learner_one_look(results:
     others = [r for scale in (0.3, 0.1) for r in made(setting(scale, env="bandit"), np.arange(16.0) + 100 * scale)]
     groups = compare.compare([*results, *others])
     for kind, words in (("sd", "± 1 standard deviation over seeds"), ("ci", "95% bootstrap interval of the mean")):
-        figure = compare.draw(groups, "sd" if kind == "sd" else "ci")
-        assert [f"mean of 16 seeds; band: {words}" in axes.get_title("left") for axes in figure.axes] == [True, True]
+        figure = chart.curves(groups, "sd" if kind == "sd" else "ci")
+        assert figure.get_suptitle() == f"mean of 16 seeds; band: {words}"
         looks: dict[object, set[object]] = {}
         for axes in figure.axes:
             for line in axes.get_lines():
@@ -197,7 +222,7 @@ def test_the_command_prints_a_table_json_and_a_figure(
 ) -> None:
     def call(*arguments: str) -> tuple[object, str]:
         monkeypatch.setattr(sys, "argv", ["shufflerl", *arguments])
-        monkeypatch.setenv("COLUMNS", "140")
+        monkeypatch.setenv("COLUMNS", "80")
         with pytest.raises(SystemExit) as stop:
             cli.main()
         return stop.value.code, capsys.readouterr().out
@@ -208,9 +233,25 @@ def test_the_command_prints_a_table_json_and_a_figure(
             opened.write(result)
     code, text = call("compare", str(out), "--plot", str(tmp_path / "figure.svg"), "--band", "ci")
     assert code == 0
-    assert "riverswim, 400 episodes, 16 seeds" in text
+    assert "riverswim, 400 episodes, 16" in text
     assert "best" in text
+    lines = [line for line in text.splitlines() if str(tmp_path) not in line]
+    assert max(len(line.rstrip()) for line in lines) <= 81
     assert "interval of the mean" in (tmp_path / "figure.svg").read_text()
+    kinds = {".csv": "problem,setting,seeds,mean", ".md": "| setting | regret |", ".tex": "\\begin{tabular}{lrrrr}"}
+    for suffix, head in kinds.items():
+        axes = ("--x", "learner.scale", "--log", "xy", "--plot", str(tmp_path / "scale.svg"))
+        assert call("compare", str(out), "--table", str(tmp_path / f"table{suffix}"), *axes)[0] == 0
+        assert head in (tmp_path / f"table{suffix}").read_text()
+    assert "learner.scale" in (tmp_path / "scale.svg").read_text()
+    assert "Use a name ending in .csv" in str(call("compare", str(out), "--table", "table.doc")[0])
+    assert "no 'epsilo' in these results. Did you mean 'epsilon'?" in str(
+        call("compare", str(out), "--plot", str(tmp_path / "x.svg"), "--x", "epsilo")[0]
+    )
+    table = load(out)
+    assert table.num_rows == len(results)
+    assert set(table["learner.scale"].to_pylist()) == {0.1, 0.2, 0.3}
+    assert len(table.to_pandas()) == len(results) if importlib.util.find_spec("pandas") else True
     code, text = call("compare", str(out), "--json")
     (group,) = json.loads(text)["groups"]
     best, *others = group["settings"]
@@ -219,3 +260,37 @@ def test_the_command_prints_a_table_json_and_a_figure(
     assert all(row["p_adjusted"] >= row["p_value"] for row in others)
     assert "holds no results" in str(call("compare", str(tmp_path))[0])
     assert "Use a name ending in" in str(call("compare", str(out), "--plot", "figure.doc")[0])
+
+
+def axis(figure: Figure, panel: int = 0) -> dict[str, list[float]]:
+    """The x of every line of a panel."""
+    lines = figure.axes[panel].get_lines()
+    return {str(line.get_label()): np.round(line.get_xdata(), 9).tolist() for line in lines}  # type: ignore[arg-type]
+
+
+def test_any_axis_any_facet() -> None:
+    """Lines run through settings that differ in x alone; what has no x is level; labels say what differs."""
+    runs = []
+    for epsilon, scale, env in itertools.product((None, 0.5, 1.0), (0.1, 0.2), ("riverswim", "bandit")):
+        privacy = {} if epsilon is None else {"privatizer": "shuffle", "epsilon": epsilon, "delta": 1e-5}
+        runs += made(setting(scale, env=env, **privacy), np.arange(3.0) + 10 * scale)
+    figure = chart.chart(runs, "epsilon", facet="env", log="x")
+    assert [axes.get_title("left") for axes in figure.axes] == ["env = riverswim", "env = bandit"]
+    lines = axis(figure)
+    assert lines["shuffle, scale = 0.1"] == lines["shuffle, scale = 0.2"] == [0.5, 1.0]
+    assert lines["no privacy, scale = 0.1"] == [0, 1], "level, over the whole width"
+    by_scale = axis(chart.chart(runs, "learner.scale", facet="env"))
+    assert by_scale == {"no privacy": [0.1, 0.2], "shuffle, ε = 0.5": [0.1, 0.2], "shuffle, ε = 1": [0.1, 0.2]}
+    sized = [replace(run, batches=int(100 * run.cell.setting.learner_parameters["scale"])) for run in runs]
+    assert axis(chart.chart(sized, "batches", facet="env", kind="sd"))["no privacy"] == [10, 20]
+    with pytest.raises(InvalidInputError, match="log is 'z'; expected x, y or xy"):
+        chart.chart(runs, "epsilon", log="z")
+
+
+def test_many_settings_are_compared_at_once() -> None:
+    """48 settings, 1,128 pairs: what took a test each takes a product of matrices."""
+    rng = np.random.default_rng(0)
+    runs = [result for k in range(48) for result in made(setting(0.01 * k), rng.normal(100 + k, 5, 20))]
+    (group,) = compare.compare(runs)
+    assert len(group.rows) == 48
+    assert [row.adjusted is None for row in group.rows] == [True] + 47 * [False]

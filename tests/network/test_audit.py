@@ -24,7 +24,6 @@ from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import MissingExtraError
 from shufflerl.network.audit import Network
-from shufflerl.network.audit_servers import NetworkServers
 from shufflerl.network.node import composing, node, reporting
 from shufflerl.network.node.reporting import Checked
 from shufflerl.network.protocol import crypto, wire
@@ -60,7 +59,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "MIN_SAMPLES", FEW)
     monkeypatch.setattr(bench, "CROWD", 8)
 
-    def networks(path: cli.AuditPath) -> list[bench.System | NetworkServers]:
+    def networks(path: cli.AuditPath) -> list[cli.Audited]:
         systems = all_networks(path)
         for system in systems:
             system.samples = FEW
@@ -145,7 +144,7 @@ def halved_where_asked_in_part(patch: pytest.MonkeyPatch) -> None:
     real = protocol._noise_tags
 
     def noise(agreed: Protocol) -> IntArray:
-        return real(agreed if agreed.query == CountQuery.everything(agreed.query) else less(agreed))
+        return real(agreed if agreed.query == agreed.query.widest else less(agreed))
 
     patch.setattr(protocol, "_noise_tags", noise)
 

@@ -84,7 +84,7 @@ def halved_in_crowds() -> InMemory:
     )
 
 
-def halved_where_asked_in_part(drops: Callable[[CountQuery], bool]) -> InMemory:
+def halved_where_asked_in_part(drops: Callable[[Any], bool]) -> InMemory:
     """Half the noise in reports of queries that leave out some steps."""
 
     def agreed_by(agreed: Protocol) -> Protocol:

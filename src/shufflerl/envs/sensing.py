@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from shufflerl import checks
@@ -9,7 +11,7 @@ from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.envs.players import Player
 from shufflerl.policies import Network
 
-#: What a policy sees of each channel: the energy sensed, its running mean, and the channel's public rate.
+#: What a policy sees of each channel: how free it sounds now, and lately, times its public rate, and that rate.
 FEATURES = 3
 
 
@@ -19,8 +21,9 @@ class SpectrumSensing(Player):
     Channels are busy or free by two-state Markov chains of their own, as in `spectrum`: free shares go evenly from 0.2
     to 0.8, the public rates (chances to be heard on a free channel) from 0.95 to 0.6, `memory` is the chains' second
     eigenvalue. In every slot the node senses the energy of every channel, 1 if it is busy plus normal noise of
-    deviation `noise`, and transmits: it earns 1 if the channel is free and it is heard. What it does changes no
-    channel. A policy scores each channel by what is seen of it and takes the best: the head "score".
+    deviation `noise`, which its detector turns into a likelihood of being free; and it transmits: it earns 1 if the
+    channel is free and it is heard. What it does changes no channel. A policy scores each channel by what is seen of
+    it and takes the best: the head "score". How often channels are free, and for how long, it must learn.
     """
 
     def __init__(self, channels: int, horizon: int, memory: float, noise: float) -> None:
@@ -48,14 +51,14 @@ class SpectrumSensing(Player):
         chosen = policies[given].astype(np.float64)
         return self._earn(users, rng, lambda seen: np.asarray(family.act(chosen, seen.reshape(users, -1))))
 
-    def _earn(self, users: int, rng: np.random.Generator, act: object) -> FloatArray:
+    def _earn(self, users: int, rng: np.random.Generator, act: Callable[[FloatArray], IntArray]) -> FloatArray:
         free, returns = self._first(users, rng), np.zeros(users)
-        mean = np.full((users, self.channels), 0.5)
-        rates = np.broadcast_to(self.rates, mean.shape)
+        lately = np.full((users, self.channels), 0.5)
+        rates = np.broadcast_to(self.rates, lately.shape)
         for _ in range(self.horizon):
-            energy = self._sense(free, rng)
-            mean = mean + (1 - self.memory) * (energy - mean)
-            channel = act(np.stack([energy, mean, rates], axis=-1))  # type: ignore[operator]
+            now = 1 / (1 + np.exp((self._sense(free, rng) - 0.5) / self.noise**2))
+            channel = act(np.stack([now * rates, lately * rates, rates], axis=-1))
+            lately = lately + 0.5 * (now - lately)
             heard = free[np.arange(users), channel] & (rng.random(users) < self.rates[channel])
             returns += heard
             free = self._next(free, rng)

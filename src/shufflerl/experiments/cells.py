@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -56,7 +57,10 @@ class Cell:
 def title(setting: Setting) -> str:
     """A setting in one line."""
     where = f"{described(setting.env, setting.env_parameters)}, {setting.episodes:,} episodes"
-    return f"{contender(setting)} on {where}"
+    lying = (
+        f", liars ({described(setting.liars['attack'], {'share': setting.liars['share']})})" if setting.liars else ""
+    )
+    return f"{contender(setting)} on {where}{lying}"
 
 
 def contender(setting: Setting) -> str:
@@ -66,13 +70,40 @@ def contender(setting: Setting) -> str:
     return f"{described(setting.learner, setting.learner_parameters)} with {privacy}"
 
 
+def flat(setting: Setting) -> dict[str, Any]:
+    """Everything a setting says by one name each, such as `epsilon` or `learner.batches`."""
+    plain = asdict(setting)
+    kinds = ("env", "learner", "privatizer")
+    parameters = {f"{kind}.{key}": value for kind in kinds for key, value in plain.pop(f"{kind}_parameters").items()}
+    return plain | parameters
+
+
+def labels(settings: Sequence[Setting], without: Collection[str] = ()) -> list[str]:
+    """What tells settings apart, in few words each; what all share is left out, and so is what `without` names."""
+    rows = [flat(setting) for setting in settings]
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in (*without, "delta")]
+    differ = [name for name in names if len({canonical(row.get(name)) for row in rows}) > 1]
+    return [", ".join(filter(None, (_word(name, row.get(name)) for name in differ))) or row["learner"] for row in rows]
+
+
+def _word(name: str, value: Any) -> str:
+    if name in ("env", "learner", "privatizer"):
+        return "no privacy" if (name, value) == ("privatizer", "none") else str(value).rpartition(":")[2]
+    if value is None:
+        return ""
+    if name == "episodes":
+        return f"K = {value:,}"
+    return f"ε = {value:g}" if name == "epsilon" else f"{name.rpartition('.')[2]} = {value}"
+
+
 @dataclass(frozen=True)
 class Result:
     """What a cell gave. Two runs of a cell are equal, but for the seconds they took.
 
     `regret`, `optimal_value` and `curve` are None where the environment's truth is unknown, `reward` (per episode)
     where it was not counted; all are as inside, with rewards of 0 to 1, and `units` are the environment's own.
-    `curve[i]` is the cumulative regret after `curve_episodes(...)[i]` episodes.
+    `distinct` mixtures were deployed in so many `batches`. `curve[i]` is the cumulative regret after
+    `curve_episodes(...)[i]` episodes.
     """
 
     cell: Cell
@@ -84,6 +115,11 @@ class Result:
     certificate: dict[str, Any] | None
     seconds: float = field(compare=False)
     units: Units = UNIT
+    batches: int = 0
+    distinct: int = 0
+    horizon: int = 0
+    states: int = 0
+    actions: int = 0
 
     @property
     def own_regret(self) -> float | None:
@@ -117,6 +153,7 @@ def run_cell(cell: Cell) -> Result:
     history, known = run.history, run.optimal_value is not None
     reward = float(history.reward.sum()) / cell.setting.episodes
     curve = np.interp(np.array(curve_episodes(cell.setting.episodes), np.float64), *history.curve) if known else None
+    horizon, states, actions = run.shape
     return Result(
         cell=cell,
         regret=history.total_regret if known else None,
@@ -128,4 +165,9 @@ def run_cell(cell: Cell) -> Result:
         certificate=None if run.certificate is None else json.loads(canonical(run.certificate.as_dict())),
         seconds=run.seconds,
         units=run.units,
+        batches=len(history),
+        distinct=history.distinct,
+        horizon=horizon,
+        states=states,
+        actions=actions,
     )

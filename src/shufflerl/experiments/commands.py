@@ -135,10 +135,18 @@ def _print_claims(claims: tuple[Claim, ...]) -> None:
 
 def compare(
     results: Annotated[Path, typer.Argument(help="The folder a sweep wrote.", metavar="RESULTS")],
-    plot: Annotated[Path | None, typer.Option(help="Save a figure of the regret curves here.", metavar="FILE")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Save a figure here: regret curves, or --y over --x.")] = None,
+    x: Annotated[
+        str | None,
+        typer.Option(help="Axis: episodes, epsilon, X, A, H, batches, switches, or a parameter as learner.batches."),
+    ] = None,
+    y: Annotated[str, typer.Option(help="What is shown over --x, likewise.")] = "regret",
+    facet: Annotated[str | None, typer.Option(help="A panel for each of its values, likewise.")] = None,
+    log: Annotated[str, typer.Option(help="Logarithmic axes: x, y or xy.")] = "",
     band: Annotated[
         BandKind, typer.Option(help="Bands of the figure: standard deviation, or 95% interval of the mean.")
     ] = BandKind.sd,
+    table: Annotated[Path | None, typer.Option(help="Save the table here, as .csv, .md or .tex.")] = None,
     per_budget: Annotated[
         bool, typer.Option("--per-budget", help="Compare only settings of the same privacy budget.")
     ] = False,
@@ -146,62 +154,61 @@ def compare(
 ) -> None:
     """Compare the settings of a sweep: means, intervals, areas under the curve, paired tests."""
     from shufflerl.experiments import compare as comparison
-    from shufflerl.experiments import store
+    from shufflerl.experiments import store, tables
 
     if plot is not None:
         from shufflerl.plots import check_path
 
         check_path(plot)
-    groups = comparison.compare(store.results(results), per_budget=per_budget)
+    if table is not None:
+        tables.check_path(table)
+    runs = store.results(results)
+    groups = comparison.compare(runs, per_budget=per_budget)
     if plot is not None:
-        comparison.save(groups, band.value, plot)
+        from shufflerl.experiments import chart
+        from shufflerl.plots import save_figure
+
+        drawn = (
+            chart.curves(groups, band.value)
+            if x is None
+            else chart.chart(runs, x, y=y, facet=facet, log=log, kind=band.value)
+        )
+        save_figure(drawn, plot)
+    if table is not None:
+        tables.save(groups, table)
     if as_json:
         typer.echo(json.dumps({"groups": [group.as_dict() for group in groups]}, allow_nan=False))
     else:
-        for group in groups:
-            _print_group(group)
-        typer.echo(
-            "Intervals: 95% bootstrap. area: mean of the cumulative regret along the run. p: paired permutation test "
-            "against the best, corrected for all pairs of a table (Holm)."
-        )
-    if plot is not None:
-        typer.echo(f"Figure saved to {plot}", err=as_json)
+        _print_groups(groups)
+    for path, what in ((plot, "Figure"), (table, "Table")):
+        if path is not None:
+            typer.echo(f"{what} saved to {path}", err=as_json)
 
 
-def _print_group(group: Group) -> None:
+def _print_groups(groups: list[Group]) -> None:
+    """One table for all, which fits 80 columns."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    from shufflerl.experiments.cells import contender
-    from shufflerl.experiments.compare import Estimate
+    from shufflerl.experiments.tables import shown
 
-    def interval(estimate: Estimate | None, form: str) -> str:
-        if estimate is None or estimate.low is None or estimate.high is None:
-            return ""
-        return f"{estimate.low:{form}} to {estimate.high:{form}}"
-
-    form = ",.1f" if group.measure == "regret" else ".4f"
-    count = len(group.rows[0].seeds)
-    heading = f"{group.title}, {count} seed{'s' * (count > 1)}"
-    name = "regret" if group.measure == "regret" else "reward per episode"
-    table = Table("", box=None, pad_edge=False, title=heading, title_justify="left")
-    for column in (name, "95% interval", "sd", "area", "switches", "p"):
-        table.add_column(column, justify="right")
-    for row in group.rows:
-        p = "best" if row.adjusted is None else f"{row.adjusted:.2g}" if row.adjusted >= 1e-3 else "<0.001"
-        table.add_row(
-            contender(row.setting),
-            f"{row.score.mean:{form}}",
-            interval(row.score, form),
-            "" if row.sd is None else f"{row.sd:{form}}",
-            "" if row.area is None else f"{row.area.mean:,.1f}",
-            f"{row.switches:,.1f}",
-            p,
-        )
+    measures = {group.measure for group in groups}
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    table.add_column("", ratio=1, overflow="fold")
+    for column in (measures.pop() if len(measures) == 1 else "mean", "95% interval", "switches", "p"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for group in groups:
+        count = len(group.rows[0].seeds)
+        table.add_row(f"[bold]{escape(group.title)}, {count} seed{'s' * (count > 1)}[/]")
+        for row in group.rows:
+            table.add_row(*shown(row, group.measure))
     Console().print(table)
-    if len(group.rows) > 1 and group.least_p > 0.05:
-        typer.echo(
-            f"So few seeds cannot show a difference among {len(group.rows)} settings: the smallest p possible is "
-            f"{group.least_p:.2g}. Use more seeds."
-        )
-    typer.echo()
+    for group in groups:
+        if len(group.rows) > 1 and group.least_p > 0.05:
+            typer.echo(
+                f"So few seeds cannot show a difference among {len(group.rows)} settings: the smallest p possible is "
+                f"{group.least_p:.2g}. Use more seeds."
+            )
+    typer.echo("Intervals: 95% bootstrap. p: paired permutation test against the best of the same")
+    typer.echo("problem, corrected for all its pairs (Holm).")

@@ -6,25 +6,19 @@ of them the same environment, so its differences are paired. Figures are in the 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import frozen
 from shufflerl.errors import InvalidInputError
-from shufflerl.experiments.cells import Result, canonical, contender, curve_episodes
+from shufflerl.experiments.cells import Result, canonical, curve_episodes, labels
 from shufflerl.experiments.setting import Setting, described
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Band = Literal["sd", "ci"]
 BANDS: tuple[Band, ...] = ("sd", "ci")
@@ -34,8 +28,6 @@ LEVEL = 0.95
 RESAMPLES = 2**14
 CURVE_RESAMPLES = 2000
 SEED = 0  # of resampling: the same results give the same figures
-
-_BAND_LABELS = {"sd": "± 1 standard deviation over seeds", "ci": "95% bootstrap interval of the mean"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +48,7 @@ class Row:
     """
 
     setting: Setting
+    label: str
     seeds: tuple[int, ...]
     scores: FloatArray
     curves: FloatArray | None
@@ -83,7 +76,8 @@ class Group:
     def least_p(self) -> float:
         """The smallest corrected p-value that so many settings and seeds could give, if the best won every seed."""
         pairs = math.comb(len(self.rows), 2)
-        return min(1.0, pairs * 2 / min(2.0 ** min(len(self.rows[0].seeds), 60), RESAMPLES + 1))
+        seeds = len(self.rows[0].seeds)
+        return min(1.0, pairs * (2.0 / 2**seeds if 2**seeds <= RESAMPLES else 1 / (RESAMPLES + 1)))
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -109,7 +103,7 @@ def interval(values: FloatArray) -> Estimate:
 
 @cache  # reports say the same interval in several places
 def _interval(numbers: tuple[float, ...]) -> Estimate:
-    from scipy import stats
+    from scipy.special import ndtr, ndtri
 
     values = np.array(numbers)
     mean = float(values.mean())
@@ -117,30 +111,41 @@ def _interval(numbers: tuple[float, ...]) -> Estimate:
         return Estimate(mean, None, None)
     if np.ptp(values) <= 1e-12 * abs(mean):  # nothing varies, and the bootstrap of nothing is undefined
         return Estimate(mean, mean, mean)
+    means = np.sort(_weights(len(values), RESAMPLES) @ values)
+    below = (np.searchsorted(means, mean) + np.searchsorted(means, mean, side="right")) / 2
+    bias = ndtri(np.clip(below / RESAMPLES, 1 / RESAMPLES, 1 - 1 / RESAMPLES))
+    left_out = values - mean  # what leaving each out does to the mean, up to a factor
+    skew = (left_out**3).sum() / (6 * (left_out**2).sum() ** 1.5)
+    edges = bias + ndtri([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(means, ndtr(bias + edges / (1 - skew * edges)))
+    return Estimate(mean, float(low), float(high))
+
+
+@cache
+def _weights(count: int, resamples: int) -> FloatArray:
+    """How often each of `count` values is drawn in each resample, over `count`: the same for all that is resampled."""
     rng = np.random.default_rng(SEED)
-    found = stats.bootstrap((values,), np.mean, confidence_level=LEVEL, n_resamples=RESAMPLES, batch=1024, rng=rng)
-    low, high = (float(bound) for bound in found.confidence_interval)
-    return Estimate(mean, low, high)
+    weights: FloatArray = rng.multinomial(count, np.full(count, 1 / count), size=resamples) / count
+    return weights
 
 
-def paired_test(one: FloatArray, other: FloatArray) -> float:
-    """The two-sided p-value of a paired permutation test of equal means: signs of the differences are exchangeable."""
-    from scipy import stats
+def paired_tests(scores: FloatArray) -> FloatArray:
+    """p[a, b]: two-sided, of paired permutation tests of equal means of scores[setting, seed].
 
-    def difference(x: FloatArray, y: FloatArray, axis: int) -> FloatArray:
-        means: FloatArray = (x - y).mean(axis=axis)
-        return means
-
-    found = stats.permutation_test(
-        (one, other),
-        difference,
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        batch=1024,
-        rng=np.random.default_rng(SEED),
-    )
-    return float(found.pvalue)
+    Signs of the differences are exchangeable: all choices of signs are tried if there are few, or random ones.
+    """
+    many, seeds = scores.shape
+    if exact := 2**seeds <= RESAMPLES:
+        signs = 1.0 - 2.0 * (np.arange(2**seeds)[:, None] >> np.arange(seeds) & 1)
+    else:
+        signs = np.random.default_rng(SEED).choice([-1.0, 1.0], size=(RESAMPLES, seeds))
+    p = np.ones((many, many))
+    for one in range(many):
+        differences = scores[one] - scores
+        found = np.abs(differences.sum(axis=1))
+        extreme = (np.abs(signs @ differences.T) >= found * (1 - 1e-12)).sum(axis=0)
+        p[one] = extreme / len(signs) if exact else (extreme + 1) / (len(signs) + 1)
+    return p
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -172,15 +177,16 @@ def _group(results: list[Result], per_budget: bool) -> Group:
     for result in results:
         by_setting.setdefault(canonical(asdict(result.cell.setting)), []).append(result)
     members = [sorted(runs, key=lambda run: run.cell.seed) for runs in by_setting.values()]
-    seeds = {tuple(run.cell.seed for run in runs) for runs in members}
+    shared = set.intersection(*({run.cell.seed for run in runs} for runs in members))
     setting = members[0][0].cell.setting
     title = f"{described(setting.env, setting.env_parameters)}, {setting.episodes:,} episodes"
     if not (units := members[0][0].units).ours:
         title += f", rewards of {units.low:g} to {units.high:g}"
     if per_budget:
         title += ", no privacy" if setting.epsilon is None else f", epsilon {setting.epsilon:g}"
-    if len(seeds) > 1:
-        raise InvalidInputError(f"{title}: the settings have different seeds, so they cannot be compared pair by pair.")
+    if not shared:
+        raise InvalidInputError(f"{title}: no seed is common to all settings, so they cannot be compared pair by pair.")
+    members = [[run for run in runs if run.cell.seed in shared] for runs in members]
     measure: Literal["regret", "reward"] = "reward" if any(run.regret is None for run in results) else "regret"
     scores = [np.array([getattr(run, f"own_{measure}") for run in runs], dtype=np.float64) for runs in members]
     if any(np.isnan(values).any() for values in scores):
@@ -188,19 +194,20 @@ def _group(results: list[Result], per_budget: bool) -> Group:
     sign = 1 if measure == "regret" else -1
     order = sorted(range(len(members)), key=lambda index: sign * scores[index].mean())
     # The best is chosen by the very numbers that are tested, so it could be any: the correction is for all pairs.
-    pairs = list(itertools.combinations(range(len(members)), 2))
-    raw = [paired_test(scores[a], scores[b]) if len(scores[a]) > 1 else 1.0 for a, b in pairs]
-    tests = {pair: both for pair, *both in zip(pairs, raw, holm(raw), strict=True)}
+    p = paired_tests(np.array(scores)) if len(shared) > 1 else np.ones((len(members), len(members)))
+    pairs = np.triu_indices(len(members), 1)
+    adjusted = np.ones_like(p)
+    adjusted[pairs] = adjusted.T[pairs] = holm(p[pairs].tolist())
+    best = order[0]
+    names = labels([runs[0].cell.setting for runs in members])
     rows = []
     for index in order:
-        best = order[0]
-        pair = (min(index, best), max(index, best))
-        p_value, adjusted = (None, None) if index == best else tests[pair]
-        rows.append(_row(members[index], scores[index], p_value, adjusted))
+        tests = (None, None) if index == best else (float(p[best, index]), float(adjusted[best, index]))
+        rows.append(_row(members[index], names[index], scores[index], *tests))
     return Group(title, measure, tuple(rows))
 
 
-def _row(runs: list[Result], scores: FloatArray, p_value: float | None, adjusted: float | None) -> Row:
+def _row(runs: list[Result], label: str, scores: FloatArray, p_value: float | None, adjusted: float | None) -> Row:
     setting = runs[0].cell.setting
     known = [run.curve for run in runs if run.curve is not None]
     curves: FloatArray | None = np.array(known) if len(known) == len(runs) else None
@@ -211,6 +218,7 @@ def _row(runs: list[Result], scores: FloatArray, p_value: float | None, adjusted
         area = interval(np.asarray(np.trapezoid(curves, grid, axis=1)) / setting.episodes)
     return Row(
         setting=setting,
+        label=label,
         seeds=tuple(run.cell.seed for run in runs),
         scores=frozen(scores),
         curves=None if curves is None else frozen(curves),
@@ -228,59 +236,6 @@ def band(curves: FloatArray, kind: Band) -> tuple[FloatArray, FloatArray]:
     if kind == "sd":
         spread = curves.std(axis=0, ddof=1)
         return mean - spread, mean + spread
-    rng = np.random.default_rng(SEED)
-    weights = rng.multinomial(len(curves), np.full(len(curves), 1 / len(curves)), size=CURVE_RESAMPLES) / len(curves)
+    weights = _weights(len(curves), CURVE_RESAMPLES)
     low, high = np.quantile(weights @ curves, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return low, high
-
-
-def draw(groups: Sequence[Group], kind: Band) -> Figure:
-    """Regret curves, one panel per group: the mean over seeds and the band that the legend names."""
-    from shufflerl.plots import new_figure
-
-    shown = [group for group in groups if all(row.curves is not None for row in group.rows)]
-    if not shown:
-        raise InvalidInputError("The regret of these runs is unknown, so there are no curves to plot.")
-    columns = min(2, len(shown))
-    lines = math.ceil(len(shown) / columns)
-    most = max(len(group.rows) for group in shown)
-    figure = new_figure(7.2 * columns, lines * (4.0 + 0.22 * most))
-    panels = figure.subplots(lines, columns, squeeze=False).ravel()
-    names = list(dict.fromkeys(contender(row.setting) for group in shown for row in group.rows))
-    for axes, group in zip(panels, shown, strict=False):
-        _panel(axes, group, kind, names)
-    for axes in panels[len(shown) :]:
-        axes.remove()
-    return figure
-
-
-def _panel(axes: Axes, group: Group, kind: Band, names: list[str]) -> None:
-    from shufflerl.plots import COLOURS
-
-    styles = ("-", "--", ":", "-.")
-    episodes = group.rows[0].setting.episodes
-    grid = np.array(curve_episodes(episodes), np.float64)
-    for row in group.rows:
-        assert row.curves is not None
-        index = names.index(contender(row.setting))  # the same look in every panel
-        colour, style = COLOURS[index % len(COLOURS)], styles[index // len(COLOURS) % len(styles)]
-        axes.plot(grid, row.curves.mean(axis=0), style, color=colour, linewidth=1.8, label=contender(row.setting))
-        if len(row.curves) > 1:
-            axes.fill_between(grid, *band(row.curves, kind), color=colour, alpha=0.15, linewidth=0)
-    seeds = len(group.rows[0].seeds)
-    about = f"mean of {seeds} seeds; band: {_BAND_LABELS[kind]}" if seeds > 1 else "one seed"
-    axes.set(xlabel="episodes", ylabel="cumulative expected regret", xlim=(0, episodes), ylim=(0, None))
-    axes.set_title(f"{group.title}\n{about}", loc="left", fontsize="medium")
-    axes.xaxis.set_major_formatter("{x:,.10g}")
-    axes.yaxis.set_major_formatter("{x:,.10g}")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    # Below the panel, where it covers no data.
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), fontsize="small", borderaxespad=0)
-
-
-def save(groups: Sequence[Group], kind: Band, path: Path) -> None:
-    """Draw and write the figure, whole or not at all."""
-    from shufflerl.plots import save_figure
-
-    save_figure(draw(groups, kind), path)

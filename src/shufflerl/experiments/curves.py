@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.experiments.setting import Run, Setting, described
 from shufflerl.mdp import MDP
 from shufflerl.plots import COLOURS, check_path, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def check_plot(setting: Setting, seed: int, path: Path) -> None:
@@ -21,8 +25,8 @@ def check_plot(setting: Setting, seed: int, path: Path) -> None:
         )
 
 
-def regret_curve(setting: Setting, runs: list[Run], path: Path) -> None:
-    """Save cumulative regret against episodes: the mean over seeds, one standard deviation around it, every seed."""
+def draw(setting: Setting, runs: list[Run]) -> Figure:
+    """Cumulative regret against episodes: the mean over seeds, one standard deviation around it, every seed."""
     if any(run.optimal_value is None for run in runs):
         raise InvalidInputError("This environment's optimal value is unknown, so there is no regret to plot.")
     grid, units = np.linspace(0, setting.episodes, 400), runs[0].units
@@ -56,7 +60,12 @@ def regret_curve(setting: Setting, runs: list[Run], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, loc="upper left" if mean[200] < 0.6 * mean[-1] else "lower right")
-    save_figure(figure, path)
+    return figure
+
+
+def regret_curve(setting: Setting, runs: list[Run], path: Path) -> None:
+    """Draw the runs and save the figure, whole or not at all."""
+    save_figure(draw(setting, runs), path)
 
 
 def _title(setting: Setting) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from shufflerl import checks, envs, learners, privatizers
+from shufflerl import attacks, checks, envs, learners, privatizers
 from shufflerl.compiling import compiler_clock
+from shufflerl.errors import InvalidInputError
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP, UNIT, Units
@@ -42,6 +43,8 @@ class Setting:
     env_parameters: dict[str, Any]
     learner_parameters: dict[str, Any]
     privatizer_parameters: dict[str, Any]
+    #: Users who lie, if any do: {"attack": a name of `attacks`, "share": of all users}.
+    liars: dict[str, Any]
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Setting:
         env_parameters: dict[str, Any] | None = None,
         learner_parameters: dict[str, Any] | None = None,
         privatizer_parameters: dict[str, Any] | None = None,
+        liars: dict[str, Any] | None = None,
     ) -> None:
         values: dict[str, Any] = {
             "env": envs.ENVIRONMENTS.name(env),
@@ -65,6 +69,7 @@ class Setting:
             "env_parameters": env_parameters or {},
             "learner_parameters": learner_parameters or {},
             "privatizer_parameters": privatizer_parameters or {},
+            "liars": liars or {},
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -98,6 +103,7 @@ class Run:
     seconds: float
     final_return: float | None
     units: Units = UNIT
+    shape: tuple[int, int, int] = (0, 0, 0)  # steps, states, actions
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +143,12 @@ def prepare(setting: Setting, seed: int) -> Prepared:
         seed=seed,
         **setting.privatizer_parameters,
     )
+    if setting.liars:
+        if not isinstance(environment, MDP):
+            raise InvalidInputError("Liars must know the environment; choose one that has a transition table.")
+        population = attacks.LyingPopulation(environment, **setting.liars, episodes=setting.episodes, seed=seed)
+        if setting.privatizer == "shuffle" and setting.privatizer_parameters.get("noise", "users") == "users":
+            privatizer = attacks.Shouting(privatizer, population)
     return Prepared(environment, population, learner, privatizer, optimal_value, environment.units)
 
 
@@ -147,8 +159,17 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
     with compiler_clock() as compiling:
         history = learn(made.learner, made.population, made.privatizer, progress=progress)
         seconds = time.perf_counter() - began - compiling()
-    final = _final_return(made.environment, history, seed)
-    return Run(seed, made.optimal_value, history, made.certificate, made.learner.records, seconds, final, made.units)
+    return Run(
+        seed=seed,
+        optimal_value=made.optimal_value,
+        history=history,
+        certificate=made.certificate,
+        records=made.learner.records,
+        seconds=seconds,
+        final_return=_final_return(made.environment, history, seed),
+        units=made.units,
+        shape=made.learner.widest_query.dimensions,
+    )
 
 
 def _final_return(environment: object, history: History, seed: int) -> float | None:

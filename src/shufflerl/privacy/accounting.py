@@ -289,7 +289,7 @@ def calibrate_laplace(budget: Budget, changed: int, participations: int = 1) -> 
     Of few changed counters it is far below Poisson and Gaussian noise, whose tails pay for a delta it hardly needs.
 
     >>> round(calibrate_laplace(Budget(1.0, 1e-5), changed=2).sd, 2)
-    2.79
+    2.8
     """
     losses = _changed(changed) * whole("participations", participations, least=1)
     _refuse_below_floor(budget.delta, losses)
@@ -312,7 +312,7 @@ def calibrate_dummies(budget: Budget, changed: int, participations: int = 1) -> 
     uncut, to a fraction of a percent, and what a wider one would cost is dummies.
 
     >>> calibrate_dummies(Budget(1.0, 1e-5), changed=2).shift
-    34
+    23
     """
     losses = _changed(changed) * whole("participations", participations, least=1)
     poisson = calibrate(budget, losses)

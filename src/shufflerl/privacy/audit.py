@@ -52,7 +52,7 @@ CROWD = 1000
 # Tests with a random outcome; each may raise a false alarm with this part of the level.
 _RANDOM_TESTS = 10
 _CELLS = 32
-_SMALL = Problem(horizon=2, n_states=2, n_actions=2, episodes=1)
+SMALL_PROBLEM = Problem(horizon=2, n_states=2, n_actions=2, episodes=1)
 # Queries for some steps alone: of transitions, of rewards, of both, and for one family alone.
 _THREE_STEPS = Problem(horizon=3, n_states=2, n_actions=1, episodes=1)
 PARTIAL_QUERIES = [
@@ -125,7 +125,7 @@ class InMemory(System):
     attacked: str = "the protocol's randomizer, shuffler and analyzer in memory"
     epsilon: float = 1.0
     samples: int = 4000
-    problem: Problem = _SMALL
+    problem: Problem = SMALL_PROBLEM
 
     @contextmanager
     def begin(self, budget: Budget, users: int, query: CountQuery) -> Iterator[Session]:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
+from shufflerl import html
+
 #: What an assumption means for those who must see to it.
 ASSUMPTIONS = {
     "unique users": "A person is one user, and takes part in as many batches of the run as the certificate says, and "
@@ -95,11 +97,29 @@ class Certificate:
             **asdict(self),
             "neighbours": NEIGHBOURS,
             "assumptions": {name: self._meaning(name) for name in self.assumptions},
-            "implies": IMPLICATIONS[self.model],
+            "implies": self._implied,
         }
 
     def _meaning(self, assumption: str) -> str:
         return ASSUMPTIONS[assumption].format(fraction=self.honest_fraction)
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "guarantee": f"({at_most(self.epsilon)}, {at_most(self.delta, 6)})-differential privacy",
+            "model": self.model,
+            "budget": "none" if self.budget_epsilon is None else f"epsilon {self.budget_epsilon:g}",
+            "mechanism": self.mechanism,
+            "noise": f"standard deviation {self.noise_sd:,.4g} {self.noise_on}",
+            "sensitivity": f"a replaced user changes at most {self.changed_counters} counters by one",
+            "takes part": f"{self.participations} time{'s' * (self.participations > 1)}",
+        }
+        assumptions = html.folded("Assumptions", {name: self._meaning(name) for name in self.assumptions})
+        follows = html.folded("What is compared, and what follows", {"Neighbours": NEIGHBOURS, "So": self._implied})
+        return html.table("Certificate", rows, follows + assumptions)
+
+    @property
+    def _implied(self) -> str:
+        return IMPLICATIONS[self.model]
 
     def __str__(self) -> str:
         lines = [
@@ -113,7 +133,7 @@ class Certificate:
             "",
             *_paragraph("What is compared", NEIGHBOURS),
             *_paragraph("Against whom", self.against),
-            *_paragraph("What follows", IMPLICATIONS[self.model]),
+            *_paragraph("What follows", self._implied),
             "Assumptions",
             *(line for name in self.assumptions for line in _bullet(name, self._meaning(name))),
         ]

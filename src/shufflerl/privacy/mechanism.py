@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from shufflerl import checks
 from shufflerl.counts import Query
 from shufflerl.errors import InvalidInputError
@@ -47,7 +49,8 @@ class Mechanism(ABC, Generic[Law_co]):
 
     model: ClassVar[str]
     description: ClassVar[str]
-    against: ClassVar[str]
+    #: From whom users are protected, and by what.
+    against: ClassVar[str] = "Everybody who sees releases or deployed policies."
     assumptions: ClassVar[tuple[str, ...]]
     #: Whether a query that touches fewer counters has less noise.
     scales: ClassVar[bool] = False
@@ -87,11 +90,18 @@ class Mechanism(ABC, Generic[Law_co]):
         """What a batch costs each of its users, all participations together."""
         return self._charge(self._accounted(query), users)
 
-    def variance_range(self, query: Query, users: int = 1) -> tuple[float, float] | None:
-        """The variance of noise in a batch whose users touch one counter alone, and all of them; see `Release`."""
+    def variance_range(self, query: Query, users: int = 1) -> tuple[float, ...] | None:
+        """The variance of noise in a batch whose users touch one counter alone, two, up to all; see `Release`.
+
+        Calibrated for some of these numbers, and linear between: the law of the noise may change with them.
+        """
         if not self.scales:
             return None
-        return self.noise(query.narrowest, users).variance, self.noise(query.widest, users).variance
+        most = query.widest.touched_counters
+        some = {1, 2, 3, 4, *(step << k for k in range(1, most.bit_length()) for step in (3, 4)), most}
+        known = sorted(touched for touched in some if touched <= most)
+        variances = [self.noise(query.touching(touched), users).variance for touched in known]
+        return tuple(np.interp(range(1, most + 1), known, variances).tolist())
 
     def certificate(self, query: Query) -> Certificate:
         """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch.

@@ -8,6 +8,10 @@ integers would give single users away.)
 
 This is what a device runs: randomness comes from the operating system and takes no seed. Simulations draw the noise of
 all users on a counter at once (`Noise.sample`), which has the same law; `tests/privacy/test_protocol.py` shows it.
+
+Where the servers add the noise, a user sends its own tags alone, one of each family and step; the shuffler adds dummies
+to them and mixes each family and step by itself (`mix`), the coordinator counts and adds noise of its own. Both draw by
+`noise_counts`.
 """
 
 from __future__ import annotations
@@ -16,16 +20,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from shufflerl import checks
 from shufflerl.arrays import FloatArray, IntArray
-from shufflerl.counts import Trajectories
+from shufflerl.counts import Query, Trajectories
 from shufflerl.errors import InvalidInputError
-from shufflerl.noise import BinomialNoise, PoissonNoise
+from shufflerl.noise import BinomialNoise, DiscreteLaplace, PoissonNoise, TruncatedLaplace
 from shufflerl.privacy import randomness
 from shufflerl.returns import Returns
 
@@ -38,7 +41,7 @@ class Protocol:
     shares of `honest_fraction` of the users suffice; from fewer reports nothing is released.
     """
 
-    query: Any  # a Query
+    query: Query
     users: int
     noise: PoissonNoise | BinomialNoise
     honest_fraction: float = 1.0
@@ -138,3 +141,18 @@ def unbiased(protocol: Protocol, counts: IntArray, reports: int) -> FloatArray:
             f"it was sized for, and at most the {protocol.users} users of the batch."
         )
     return counts.astype(np.float64) - reports * float(protocol.rate)
+
+
+def noise_counts(law: PoissonNoise | DiscreteLaplace | TruncatedLaplace, size: int) -> IntArray:
+    """What a server adds to each of so many counters: whole numbers, `law.mean` on average; of dummies none below 0."""
+    if isinstance(law, PoissonNoise):
+        return randomness.poissons(Fraction(law.mean), size)
+    if isinstance(law, TruncatedLaplace):
+        return law.shift + randomness.truncated_laplace(Fraction(law.scale), law.shift, size)
+    return randomness.discrete_laplace(Fraction(law.scale), size)
+
+
+def mix(query: Query, tags: IntArray) -> IntArray:
+    """The shuffler, where it adds the noise: the order in which it hands tags on, uniform in each family and step."""
+    order = randomness.permutation(len(tags))
+    return order[np.argsort(query.groups[tags[order]], kind="stable")]

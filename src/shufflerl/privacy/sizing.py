@@ -100,13 +100,11 @@ def certificate_of(
     by_users = checks.choice("noise", noise, SOURCES) == "users"
     stated: StatedPoisson | StatedServers
     if poisson_mean is not None and scale is None and shift is None:
-        stated = (
-            StatedPoisson(*rest, mean=poisson_mean)
-            if by_users
-            else StatedServers(*rest, law=PoissonNoise(poisson_mean))
-        )
+        law: PoissonNoise | TruncatedLaplace = PoissonNoise(poisson_mean)
+        stated = StatedPoisson(*rest, mean=law.mean) if by_users else StatedServers(*rest, law=law)
     elif poisson_mean is None and scale is not None and shift is not None and not by_users:
-        stated = StatedServers(*rest, law=TruncatedLaplace(scale, shift))
+        law = TruncatedLaplace(scale, shift)
+        stated = StatedServers(*rest, law=law)
     else:
         raise InvalidInputError(
             "Which noise is not clear; expected a mean (--lambda) of Poisson noise or, where the servers add it "

@@ -73,7 +73,7 @@ def _parties(
     epsilon: float | None = 1.0,
     name: str = "shuffle",
     first: int = 4,
-    batches: int = 40,
+    batches: int | None = None,
     delta: float = 1e-5,
 ) -> tuple[Optimistic, CountPopulation, Privatizer]:
     users, noise, own = np.random.SeedSequence(seed).spawn(3)
@@ -98,7 +98,7 @@ def test_it_learns_riverswim(epsilon: float | None, most: float) -> None:
     """Ten seeds within 1.3 of the limit for the mean of a hundred; playing at random loses about 9,000."""
     runs = [_run(_riverswim(), 20_000, seed, epsilon) for seed in range(10)]
     assert np.mean([run.total_regret for run in runs]) < 1.3 * most
-    assert all(run.switches < 40 for run in runs)
+    assert all(run.switches < (40 if epsilon else 80) for run in runs)
 
 
 def test_it_loses_far_less_than_elimination() -> None:
@@ -142,7 +142,7 @@ def test_every_episode_is_in_the_schedule(episodes: int, noise: float) -> None:
     sizes = schedule(episodes, noise, 40)
     assert sizes.sum() == episodes
     assert sizes.min() >= 1
-    assert len(sizes) <= Optimistic(Problem(1, 1, 1, 1), 0).most_batches == 40
+    assert len(sizes) <= 40 <= Optimistic(Problem(1, 1, 1, 1), 0).most_batches
 
 
 @pytest.mark.parametrize("noise", [0.0, 10.0])

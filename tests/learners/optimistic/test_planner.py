@@ -232,7 +232,8 @@ def _batch(
     lots = np.random.default_rng(0).random((C.policies, *rows.rewards.shape))
     start = np.full(rows.rewards.shape[1], 1.0 / rows.rewards.shape[1])
     asked = np.ones((2, len(rows.rewards)), dtype=np.bool_)
-    count = plan_batch(rows, start, users, left, noise, each, smallest, lots, policies, shares, asked)
+    variances = noise - each * np.arange(2.0 * len(rows.rewards) - 1)[::-1]
+    count = plan_batch(rows, start, users, left, noise, variances, smallest, lots, policies, shares, asked)
     return policies[:count], shares[:count]
 
 

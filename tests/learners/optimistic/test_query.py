@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.ledger import Charge
 from shufflerl.privacy.mechanism import ShuffledPoisson
 from shufflerl.privatizers.base import BudgetedPrivatizer, Privatizer
-from tests.support.examples import full_batch, random_mdp, random_mixture
+from tests.support.examples import estimated_rows, full_batch, random_mdp, random_mixture
 
 
 def _fitted(mdp: MDP, users: int, epsilon: float = 1.0) -> Model:
@@ -106,7 +107,7 @@ def test_worth_is_what_the_formula_says_and_losses_what_is_lost(seed: int, horiz
 def _choose(rows: Rows, values: FloatArray, unsure: FloatArray, promised: FloatArray, each: float) -> BoolArray:
     asked = np.zeros((2, len(promised)), dtype=np.bool_)
     everything = 2 * len(promised) - 1
-    choose_counters(rows, values, unsure, promised, each * everything, each, asked)
+    choose_counters(rows, values, unsure, promised, each * np.arange(1.0, everything + 1), asked)
     return asked
 
 
@@ -204,16 +205,20 @@ def test_a_row_matters_as_much_as_its_next_states_may_differ(seed: int) -> None:
 # What learners are told, and what they ask.
 
 
+NAMES = [*(name for name, _ in privatizers.PRIVATIZERS), "servers"]
+
+
 def _privatizer(name: str, learner: Optimistic) -> Privatizer:
     if name == "none":
         return privatizers.make(name)
-    return privatizers.make(name, learner, epsilon=1.0, delta=1e-5, seed=1)
+    by: dict[str, Any] = {"noise": "servers"} if name == "servers" else {}
+    return privatizers.make("shuffle" if by else name, learner, epsilon=1.0, delta=1e-5, seed=1, **by)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in privatizers.PRIVATIZERS])
-@pytest.mark.parametrize("touched", [1, 3, 6])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("touched", [1, 3, 5, 6])
 def test_a_release_says_truly_whether_asking_less_is_less_noisy(name: str, touched: int) -> None:
-    """Exactly at both ends, about evenly in between (at epsilon 1 within 4%); None where there is nothing to gain."""
+    """Of any number of counters that users touch, to 4%; None where there is nothing to gain."""
     mdp = riverswim(np.random.default_rng(0))
     learner = Optimistic(mdp.problem(20_000), 0)
     full, some = (_privatizer(name, learner) for _ in range(2))
@@ -223,16 +228,28 @@ def test_a_release_says_truly_whether_asking_less_is_less_noisy(name: str, touch
         for privatizer, query in ((full, learner.query), (some, less))
     )
     assert release.variance_range == part.variance_range
-    if name not in ("shuffle", "central", "local", "local-sampled"):
+    if name not in ("shuffle", "servers", "central", "local", "local-sampled"):
         assert release.variance_range is None
         return
     assert release.variance_range is not None
-    alone, together = release.variance_range
-    assert release.noise.variance == together > alone
-    assert part.noise.variance == pytest.approx(alone + (together - alone) * (touched - 1) / 10, rel=0.04)
+    assert len(release.variance_range) == 11
+    assert (np.diff(release.variance_range) > 0).all()
+    assert release.noise.variance == release.variance_range[-1]
+    exact = touched in (1, 3, 6, 11)
+    assert part.noise.variance == pytest.approx(release.variance_range[touched - 1], rel=1e-12 if exact else 0.04)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in privatizers.PRIVATIZERS])
+def test_counters_are_left_out_though_leaving_out_one_gains_nothing() -> None:
+    """Where few counters have another law: hardly less noise for one less, next to none for one alone."""
+    mdp = random_mdp(4, horizon=3, states=2, actions=2)
+    rows, visits = estimated_rows(mdp), np.full(mdp.rewards.shape, 1000.0)
+    values, unsure = np.ones((4, 2)), np.zeros((4, 2))
+    asked = np.zeros((2, 3), dtype=np.bool_)
+    choose_counters(rows, values, unsure, visits, np.array([1e-3, 1e9, 1e9, 1e9, 1e9 + 1]), asked)
+    assert asked.sum() == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_counters_are_left_out_where_that_is_less_noisy_and_nowhere_else(name: str) -> None:
     mdp = riverswim(np.random.default_rng(0))
     learner = Optimistic(mdp.problem(20_000), 0)
@@ -241,9 +258,8 @@ def test_counters_are_left_out_where_that_is_less_noisy_and_nowhere_else(name: s
         touched.append(batch.query.touched_counters)
         release = privatizer.release(population.play(batch))
         learner.observe(release)
-        assert learner.noise == (release.variance_range or (0.0, release.noise.variance))[1]
-        if release.variance_range is not None:
-            assert learner.noise_each == pytest.approx((release.variance_range[1] - release.variance_range[0]) / 10)
+        assert learner.noise == learner.variances[-1]
+        assert tuple(learner.variances) == (release.variance_range or (release.noise.variance,))
     assert touched[0] == 11
     assert (min(touched) < 11) == (release.variance_range is not None)
 

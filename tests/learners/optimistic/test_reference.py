@@ -40,9 +40,7 @@ def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None) -> None:
         drawn = lots.random((C.policies, *mdp.rewards.shape))
         smallest = smallest_try(math.sqrt(learner.noise))
         users = float(batch.users)
-        policies, shares, asked = reference.plan(
-            users, left - users, learner.noise, learner.noise_each, smallest, drawn
-        )
+        policies, shares, asked = reference.plan(users, left - users, learner.variances, smallest, drawn)
         ours = _merged(policies.astype(np.int32), shares / users)
         where = f"batch {batch.index}"
         np.testing.assert_array_equal(ours.policies, batch.mixture.policies, err_msg=where)

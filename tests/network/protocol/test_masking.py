@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scipy import stats
 
 from shufflerl.errors import InvalidInputError
@@ -38,7 +39,8 @@ def test_nor_can_a_sum_with_the_noise_of_both_servers(
 ) -> None:
     low, high = Servers(QUERY, 1000, dummies, own).count_range
     both = NoiseSum((dummies, own))
-    assert QUERY.size * (both.cdf(low - 1 - both.mean) + 1 - both.cdf(high - 1000 - both.mean)) < 1e-15
+    furthest = both.bound(1e-15 / QUERY.size)
+    assert low <= both.mean - furthest < both.mean + furthest <= high - 1000
     assert high - low < 2**15
     ends = np.array([low, 0, high], dtype=np.int64)
     assert masking.signed(ends.astype("<u2"), low).tolist() == ends.tolist()
@@ -114,9 +116,10 @@ def test_who_may_be_excluded_does_not_count() -> None:
 def test_noise_that_no_device_could_draw_is_refused(transport: Transport) -> None:
     """A vector is equally long whatever is counted in it, so its length does not bound the noise to be drawn."""
     world = World(users=100, transport=transport)
-    meaning_of(world, noise_mean=100 * 20e6 / 24)
+    said = world.announcement(noise_mean=100 * 20e6 / 24)
+    parse_announcement(wire.encode(said))
     with pytest.raises(ProblemError, match="would draw about 20,240,000 noise tags"):
-        meaning_of(world, noise_mean=100 * 20.24e6 / 24)
+        parse_announcement(wire.encode(replace(said, noise=wire.NoiseByUsers(mean=100 * 20.24e6 / 24))))
 
 
 @pytest.mark.slow

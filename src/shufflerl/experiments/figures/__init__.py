@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from shufflerl.experiments.figures import (
     bandit,
+    batches,
     bounds,
     messages,
     noise,
+    poisoning,
     regret_curves,
     regret_epsilon,
     scaling,
@@ -17,6 +19,7 @@ from shufflerl.experiments.figures import (
 )
 from shufflerl.experiments.figures.base import Figure
 
-_ORDER = (regret_epsilon, regret_curves, bandit, switches, bounds, noise, theorem, messages, scaling, spectrum, suite)
+_PAPERS = (regret_epsilon, regret_curves, bandit, switches)
+_OTHERS = (batches, bounds, noise, theorem, messages, scaling, spectrum, poisoning, suite)
 
-FIGURES: tuple[Figure, ...] = tuple(figure.FIGURE for figure in _ORDER)
+FIGURES: tuple[Figure, ...] = tuple(figure.FIGURE for figure in _PAPERS + _OTHERS)

@@ -32,7 +32,7 @@ def families(size: base.Size) -> list[base.Family]:
 def cells(size: base.Size, chosen: base.Chosen) -> list[Cell]:
     """The chosen constants, and those of the theory."""
     own = families(size)
-    return base.on(size, base.chosen_settings(own, chosen) + base.theory_settings(own))
+    return base.on(size, base.chosen_settings(own, chosen) + base.theory_settings(base.with_theory(own, size)))
 
 
 def draw(axes: Axes, evidence: base.Evidence) -> None:
@@ -99,14 +99,15 @@ def analyse(evidence: base.Evidence) -> base.Analysis:
             few,
         ),
     )
-    return base.Analysis(drawing, see, claims, base.constants_table(evidence, list(own.values()), list(own.values())))
+    lines = list(own.values())
+    return base.Analysis(drawing, see, claims, base.constants_table(evidence, lines, base.with_theory(lines, size)))
 
 
 def misled(evidence: base.Evidence, own: Mapping[Line, base.Family]) -> str:
     """A sentence on lines that do better with the theory's constants than with the chosen ones, beyond doubt."""
     found = []
     for line, family_of in own.items():
-        if line.theory is None or not line.private:
+        if line.theory is None or not line.private or not base.with_theory([family_of], evidence.size):
             continue
         theory = evidence.runs.regrets(family_of.setting(line.theory))
         if lower(theory, evidence.regrets(family_of)).verdict is Verdict.HOLDS:

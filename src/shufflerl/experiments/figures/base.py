@@ -12,7 +12,7 @@ from shufflerl import envs
 from shufflerl.arrays import FloatArray
 from shufflerl.experiments.cells import Cell, Result, canonical, curve_episodes
 from shufflerl.experiments.claims import Claim, spread
-from shufflerl.experiments.figures.lines import DELTA, Line
+from shufflerl.experiments.figures.lines import DELTA, PE, SDP_PE, Line
 from shufflerl.experiments.setting import Setting
 from shufflerl.mdp import MDP
 from shufflerl.planning import policy_values
@@ -54,7 +54,7 @@ class Size:
 
 
 FULL = Size("full", episodes=20_000, seeds=20, tuning_seeds=5, candidates=6)
-QUICK = Size("quick", episodes=10_000, seeds=3, tuning_seeds=2, candidates=2)
+QUICK = Size("quick", episodes=10_000, seeds=3, tuning_seeds=1, candidates=2)
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,10 @@ class Runs:
     def switches(self, setting: Setting) -> FloatArray:
         """Policy switches[seed]."""
         return np.array([result.switches for result in self.of(setting)], dtype=np.float64)
+
+    def mean(self, setting: Setting, what: str) -> float:
+        """The mean over seeds of a figure that is known of every run, such as `batches`."""
+        return float(np.mean([getattr(result, what) for result in self.of(setting)]))
 
     def curves(self, setting: Setting) -> tuple[FloatArray, FloatArray]:
         """Episodes[point], and cumulative regret[seed, point]."""
@@ -193,6 +197,11 @@ def on(size: Size, settings: Iterable[Setting]) -> list[Cell]:
 def chosen_settings(families: list[Family], chosen: Chosen) -> list[Setting]:
     """Each family with the constants chosen for it."""
     return [own.setting(chosen[own]) for own in families]
+
+
+def with_theory(families: Iterable[Family], size: Size) -> list[Family]:
+    """Those that are run with the constants of a theory too: of a small reproduction only the paper's own."""
+    return [own for own in families if size.name == "full" or own.line in (SDP_PE, PE)]
 
 
 def theory_settings(families: list[Family]) -> list[Setting]:

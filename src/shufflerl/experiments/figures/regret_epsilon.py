@@ -31,7 +31,8 @@ def families(size: base.Size) -> list[base.Family]:
 
 def with_theory(size: base.Size) -> list[base.Family]:
     """Those that are run with the constants of the theory too."""
-    return [own for own in families(size) if own.epsilon is None or own.epsilon in THEORY[size.name]]
+    printed = [own for own in families(size) if own.epsilon is None or own.epsilon in THEORY[size.name]]
+    return base.with_theory(printed, size)
 
 
 def cells(size: base.Size, chosen: base.Chosen) -> list[Cell]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shufflerl.arrays import FloatArray
 from shufflerl.experiments.compare import band, interval
-from shufflerl.plots import new_figure, styled_by
+from shufflerl.plots import INK, legend_below, new_figure, styled, thousands
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,38 +17,9 @@ if TYPE_CHECKING:
 
     from shufflerl.experiments.figures.lines import Line
 
-#: Of text, axes and reference lines. The report gives these the colour of its text, in light and in dark.
-INK = "#333334"
+__all__ = ["INK", "curve", "estimates", "legend_below", "look", "means", "panels", "styled", "thousands"]
 
 WIDTH = 7.0
-
-_STYLE: dict[Any, Any] = {
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "font.size": 10.5,
-    "legend.frameon": False,
-    "legend.fontsize": 10,
-    "legend.handlelength": 2.4,
-    "legend.columnspacing": 1.2,
-    "lines.linewidth": 1.9,
-    "lines.markersize": 5.5,
-    "svg.fonttype": "path",  # a page that is read anywhere cannot count on fonts
-    "svg.hashsalt": "shufflerl",  # the same figure is the same file
-}
-
-
-def styled() -> AbstractContextManager[None]:
-    """Draw in this style."""
-    return styled_by(_STYLE)
 
 
 def panels(count: int = 1, *, height: float = 4.2, width: float = WIDTH) -> tuple[Drawing, list[Axes]]:
@@ -92,18 +62,3 @@ def estimates(
     errors = np.maximum([np.subtract(mean, low), np.subtract(high, mean)], 0)
     drawn: dict[str, Any] = {"marker": line.marker, "capsize": 2.5} | look(line) | more
     axes.errorbar(x, mean, yerr=errors, **drawn)
-
-
-def thousands(axis: Any) -> None:
-    """Whole numbers with their commas."""
-    axis.set_major_formatter("{x:,.10g}")
-
-
-def legend_below(drawing: Drawing, axes: Axes, columns: int) -> None:
-    """One legend under all panels, where it covers no data; in fewer columns if the figure is too narrow."""
-    handles, labels = axes.get_legend_handles_labels()
-    for count in range(columns, 0, -1):
-        legend = drawing.legend(handles, labels, loc="outside lower center", ncols=count)
-        if count == 1 or legend.get_window_extent().width <= drawing.bbox.width:
-            return
-        legend.remove()

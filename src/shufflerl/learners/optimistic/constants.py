@@ -33,6 +33,9 @@ class Constants(NamedTuple):
     passes: int = 2
 
     # The schedule.
+    #: Batches unless told otherwise, with noise and without: on the mean 40 would do, but not without tails.
+    batches: int = 40
+    exact_batches: int = 80
     #: Users of the first batch if nobody says before how strong the noise is, unless more are asked for.
     first: int = 4
     #: With few batches the first has as many tries as this times the logarithm of all tries there could be, by batch

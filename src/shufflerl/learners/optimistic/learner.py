@@ -26,16 +26,17 @@ _SHOWN = 2.0
 class Optimistic(Learner):
     """Optimism in few batches, sized by their number, the noise and the users in all; its constants were tuned.
 
-    `batches` is how many there are at most: the fewer, the larger the first of them. `first` is for networks, where a
-    batch is to mix some least number of users: above its default it is the minimum of every batch, unless there are
-    fewer users in all. Who is not told of the noise before (`expect`) asks so many first to learn of it.
+    `batches` is how many there are at most, unless told otherwise 40, or 80 without noise: the fewer, the larger the
+    first of them. `first` is for networks, where a batch is to mix some least number of users: above its default it is
+    the minimum of every batch, unless there are fewer users in all. Who is not told of the noise before (`expect`) asks
+    so many first to learn of it.
     """
 
     name: ClassVar[str] = "optimistic"
     problem: Problem
 
-    def __init__(self, problem: Problem, seed: Seed, batches: int = 40, first: int = C.first) -> None:
-        self.batches = checks.whole("batches", batches, least=1, most=1000)
+    def __init__(self, problem: Problem, seed: Seed, batches: int | None = None, first: int = C.first) -> None:
+        self.batches = None if batches is None else checks.whole("batches", batches, least=1, most=1000)
         self.first = checks.whole("first", first, least=1)
         super().__init__(problem, seed, batches=self.batches, first=self.first)
         self.query = CountQuery.everything(problem)
@@ -43,12 +44,12 @@ class Optimistic(Learner):
         self.sizes: IntArray = np.array([problem.episodes if alone else self.first], dtype=np.int64)
         self.model = Model(problem)
         self.noise = 0.0  # its variance on a counter if every counter is asked
-        self.noise_each = 0.0  # and how much of that every one more which users touch adds
+        self.variances: FloatArray = np.zeros(1)  # the same if users touch one counter, two, up to all
 
     @property
     def most_batches(self) -> int:
-        """As many as were asked for."""
-        return self.batches
+        """As many as were asked for, or else those without noise."""
+        return self.batches or C.exact_batches
 
     @property
     def _least(self) -> int:
@@ -59,7 +60,11 @@ class Optimistic(Learner):
         """Size all batches by that noise, before the first of them."""
         if self.batches_observed == 0 and not self.waits:
             self.noise = noise.variance
-            self.sizes = schedule(self.problem.episodes, noise.sd, self.batches, self._least)
+            self.sizes = self._sizes(self.problem.episodes, noise, 0)
+
+    def _sizes(self, episodes: int, noise: Noise, played: int) -> IntArray:
+        batches = self.batches or (C.batches if noise.variance else C.exact_batches)
+        return schedule(episodes, noise.sd, batches - played, self._least)
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
         from shufflerl.learners.optimistic.planner import plan_batch
@@ -75,7 +80,7 @@ class Optimistic(Learner):
             float(users),
             float(self.episodes_left - users),
             self.noise,
-            self.noise_each,
+            self.variances,
             smallest_try(math.sqrt(self.noise)),
             self.rng.random((C.policies, *model.visits.shape)),
             policies,
@@ -90,12 +95,12 @@ class Optimistic(Learner):
 
     def _learn(self, release: Release) -> None:
         self.model.add(release)
-        alone, self.noise = release.variance_range or (release.noise.variance, release.noise.variance)
-        self.noise_each = (self.noise - alone) / max(1, self.query.touched_counters - 1)
+        self.variances = np.array(release.variance_range or (release.noise.variance,))
+        self.noise = float(self.variances[-1])
         assert self._waiting is not None
         left = self.episodes_left - self._waiting.users
         if self.sizes.sum() < self.problem.episodes:
-            self.sizes = np.append(self.sizes, schedule(left, release.noise.sd, self.batches - 1, self._least))
+            self.sizes = np.append(self.sizes, self._sizes(left, release.noise, 1))
 
     def view(self) -> View:
         """The estimated value of what is played now, or was last; None where the first state's law is not told."""
@@ -117,7 +122,7 @@ class Optimistic(Learner):
         )
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        values = {"sizes": self.sizes.tolist(), "noise": self.noise, "noise_each": self.noise_each}
+        values = {"sizes": self.sizes.tolist(), "noise": self.noise, "variances": self.variances.tolist()}
         return values, self.model.state()
 
     def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
@@ -125,11 +130,12 @@ class Optimistic(Learner):
         model.load_state(arrays)
         sizes = np.array(values["sizes"], dtype=np.int64)
         planned = sizes.sum() == self.problem.episodes or (model.is_new and len(sizes) == 1)
-        noises = values["noise"], values["noise_each"]
+        variances = np.array(values["variances"], dtype=np.float64)
+        noises = [values["noise"], *variances]
         if not planned or sizes.min() < 1 or not all(math.isfinite(noise) and noise >= 0 for noise in noises):
             raise StateMismatchError("The saved state has no fitting sizes or noise; use bytes that save() returned.")
         self.model, self.sizes = model, sizes
-        self.noise, self.noise_each = noises
+        self.noise, self.variances = values["noise"], variances
 
 
 def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:

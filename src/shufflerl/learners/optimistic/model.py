@@ -154,7 +154,8 @@ class Model:
         states, known = self._problem.n_states, self._problem.start
         start = Start(np.full(states, 1.0 / states) if known is None else np.array(known), known is not None)
         rows = self._row_starts, self._successors, self.probabilities, self._uncertainty
-        add_releases(releases, start, *rows, sums)
+        firsts = np.searchsorted(releases.release, np.arange(len(releases.users) + 1))
+        add_releases(releases, firsts, start, *rows, sums)
 
     def _fit(self) -> None:
         from shufflerl.learners.optimistic.pooling import pool

@@ -264,7 +264,7 @@ def expected_gain(rivals: Rivals, h: int, x: int, a: int, visits: float) -> floa
 
 
 @compiled
-def whole_try(rivals: Rivals, h: int, x: int, a: int) -> float:
+def _whole_try(rivals: Rivals, h: int, x: int, a: int) -> float:
     """How many visits a try without noise has at most."""
     return float(max(C.fewest, C.part * C.typical * rivals.precision[h, x, a]))
 
@@ -281,7 +281,7 @@ def best_rival(rivals: Rivals, h: int, x: int, visits: float) -> tuple[float, in
     which = -1
     for a in range(rivals.gap.shape[2]):
         if rivals.noise == 0.0:
-            value = visits * rivals.by_visit[h, x, a] if visits <= whole_try(rivals, h, x, a) else 0.0
+            value = visits * rivals.by_visit[h, x, a] if visits <= _whole_try(rivals, h, x, a) else 0.0
         else:
             value = expected_gain(rivals, h, x, a, visits) - visits * rivals.gap[h, x, a]
         if value > most:
@@ -318,7 +318,7 @@ def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, left: float, 
                 precision[h, x, a] = known + information(allocated[h, x, a], noise)
                 error[h, x, a] = math.sqrt(variance * known / precision[h, x, a])
                 if noise == 0.0:
-                    whole = whole_try(rivals, h, x, a)
+                    whole = _whole_try(rivals, h, x, a)
                     gain = expected_gain(rivals, h, x, a, whole)
                     if gain > 0.0:
                         by_visit[h, x, a] = gain / whole - greedy.gap[h, x, a]
@@ -425,7 +425,7 @@ def plan_batch(
     users: float,
     left: float,
     noise: float,
-    each: float,
+    variances: FloatArray,
     smallest: float,
     lots: FloatArray,
     policies: PolicyArray,
@@ -440,7 +440,7 @@ def plan_batch(
     users do as the greedy policy anyhow, the more may probe; a whole try stays for the plans. So many users are `left`
     after the batch. `noise` is the variance of a counter's noise if every counter is asked, `lots` break ties.
 
-    Writes which of the counters are `asked` (see `choose_counters`): all, unless `each` that users touch adds noise.
+    Writes which of the counters are `asked` (see `choose_counters`): all, unless `variances` are less for fewer.
     """
     horizon, states, actions = rows.rewards.shape
     allocated = np.zeros((horizon, states, actions))
@@ -488,6 +488,6 @@ def plan_batch(
             for x in range(states):
                 allocated[h, x, policy[h, x]] += share * occupancy[h, x]
         count += 1
-    if each > 0.0:
-        choose_counters(rows, hoped, greedy.value_variance, allocated, noise, each, asked)
+    if variances[0] < variances[-1]:
+        choose_counters(rows, hoped, greedy.value_variance, allocated, variances, asked)
     return count

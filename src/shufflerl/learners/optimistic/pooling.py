@@ -66,6 +66,7 @@ class Start(NamedTuple):
 @compiled
 def add_releases(
     releases: Releases,
+    firsts: IntArray,
     start: Start,
     row_starts: IntArray,
     successors: NDArray[np.int32],
@@ -73,7 +74,7 @@ def add_releases(
     uncertainty: FloatArray,
     sums: Sums,
 ) -> None:
-    """Add releases to the sums.
+    """Add releases to the sums; policies of release b are those from firsts[b] on.
 
     How many users of a policy are where follows from the model so far: m of them in a row send m p on to the next
     state, with variance m p(1-p) + m^2 u + p^2 v, u the `uncertainty` of p and v the variance of m. What a row was
@@ -81,14 +82,10 @@ def add_releases(
     fewer visits than none, and all rows of a step have as many as there are users.
     """
     horizon, states, actions = sums.visits.shape
-    count = len(releases.shares)
-    here, variance, then, then_variance = np.empty((4, count, states))
+    here, variance, then, then_variance = np.empty((4, len(releases.shares), states))
     visits = np.empty((states, actions))
-    first = last = 0
     for b in range(len(releases.users)):
-        first, users = last, releases.users[b]
-        while last < count and releases.release[last] == b:
-            last += 1
+        first, last, users = firsts[b], firsts[b + 1], releases.users[b]
         for c in range(first, last):
             for x in range(states):
                 p = releases.shares[c] * start.law[x]

@@ -178,14 +178,19 @@ def _compare_steps(family: Family, x: int, a: int, s: Scratch, likelihoods: Floa
             chance = max(p * (1.0 - p), C.least_chance)
             difference = max(p * (1.0 - p), C.least_difference) / (1.0 + C.concentrations[g])
             zeroth = first = second = logs = 0.0
+            product = 1.0  # one logarithm for many factors, each well within 1e-100 to 1e100
             for k in range(s.steps[j, horizon]):
                 h = s.steps[j, k]
-                v = family.sampling[h, x, a] * chance + family.noise[h, x, a] + difference + C.least_variance
-                zeroth += 1.0 / v
-                first += s.apart[j, k] / v
-                second += s.apart[j, k] * s.apart[j, k] / v
-                logs += math.log(v)
-            total -= 0.5 * (logs + math.log(zeroth) + second - first * first / zeroth)
+                w = 1.0 / (family.sampling[h, x, a] * chance + family.noise[h, x, a] + difference + C.least_variance)
+                zeroth += w
+                first += w * s.apart[j, k]
+                second += w * s.apart[j, k] * s.apart[j, k]
+                product *= w
+                if product < 1e-200 or product > 1e200:
+                    logs += math.log(product)
+                    product = 1.0
+            logs += math.log(product / zeroth)
+            total += 0.5 * (logs - second + first * first / zeroth)
         likelihoods[g] = total * (width - 1.0) / width
     for j in range(width):
         s.place[s.nexts[j]] = -1

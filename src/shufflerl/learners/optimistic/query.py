@@ -33,15 +33,15 @@ def choose_counters(
     values: FloatArray,
     value_variance: FloatArray,
     allocated: FloatArray,
-    noise: float,
-    each: float,
+    variances: FloatArray,
     asked: BoolArray,
 ) -> None:
     """Write whether the transitions asked[0, h] and the rewards asked[1, h] of a step are asked of a batch.
 
-    A user touches one counter of each family and step that is asked. If that is all of them, every counter has noise of
-    variance `noise`; each that is left out takes `each` off. So from all of them the family and step is dropped that
-    tells least, again and again for as long as the others then tell more.
+    A user touches one counter of each family and step that is asked: if n of them, every counter has noise of variance
+    `variances[n - 1]`. So from all of them the family and step is dropped that tells least, again and again, and of all
+    these the ones are asked that together tell most. There may be more to gain behind a step that gains nothing: the
+    law of the noise may change with the number of counters.
 
     What a row's transitions are worth is reckoned with the `values` of the next states and their variance: before
     anything is known of them, so that they seem the same, it still matters where a row leads.
@@ -52,9 +52,10 @@ def choose_counters(
     for h in range(horizon):
         asked[0, h] = h < horizon - 1
         asked[1, h] = True
-    told = worth(stakes, asked, noise, losses)
-    for _ in range(2 * horizon - 2):
-        noise -= each
+    best = worth(stakes, asked, variances[-1], losses)
+    chosen = asked.copy()
+    for touched in range(len(variances) - 1, 0, -1):
+        noise = variances[touched - 1]
         worth(stakes, asked, noise, losses)
         least = 0
         for k in range(1, 2 * horizon):
@@ -62,11 +63,11 @@ def choose_counters(
                 least = k
         f, h = divmod(least, horizon)
         asked[f, h] = False
-        without = worth(stakes, asked, noise, losses)
-        if without <= told:
-            asked[f, h] = True
-            break
-        told = without
+        told = worth(stakes, asked, noise, losses)
+        if told > best:
+            best = told
+            chosen[:] = asked
+    asked[:] = chosen
 
 
 @compiled

@@ -37,15 +37,19 @@ class Constants:
     reach: float = 3.5  # deviations of returns on each side of the window's middle
     uncertain: float = 0.3  # below such reliability an update is skipped, the step and the batch grow
     certain: float = 0.6  # above it batches shrink
-    growth: float = 1.2
+    growth: float = 1.1
     most: float = 20.0  # times the size that noise asks for
     patience: float = 25.0  # batches of that size without a better return, and half of the users so far
     settling: int = 4  # batches before returns are compared with the first
+    waiting: float = 0.05  # of all users, before a search among many of them ends
     finer: int = 2  # times that batches are doubled when returns stay the same, before the search ends
     averaging: float = 0.2  # weight of a batch's mean in the averaged policy
 
 
 C = Constants()
+
+#: The least variance of returns, in widths of the window, that can be told from rounding and noise.
+_FLAT = 0.003
 
 
 @dataclass
@@ -105,7 +109,7 @@ class PolicySearch(Learner):
         if math.isfinite(self.low):
             self.progress.phase = "search"
             self.progress.middle, self.progress.half = (self.low + self.high) / 2, (self.high - self.low) / 2
-        self.finest = 0.02 * self.progress.half  # no window is narrower
+        self.finest = 0.002 * self.progress.half  # no window is narrower
 
     @property
     def most_batches(self) -> int:
@@ -203,10 +207,13 @@ class PolicySearch(Learner):
     def _move(self, told: _Told) -> None:
         """Follow the arms, if they can be told apart; else look further, with more users."""
         progress, arms = self.progress, told.arms
-        progress.reliability = float(1 - told.variance / max(float(arms.var(ddof=1)), 1e-12))
+        progress.reliability = told.reliability
         if progress.reliability < C.uncertain:
+            if told.flat:  # the window is still too wide to see anything
+                return
             self.search.sigma *= C.growth
-            progress.users = min(progress.users * C.growth, C.most * progress.base)
+            if progress.noise:
+                progress.users = min(progress.users * C.growth, C.most * progress.base)
         else:
             self.search.update(self.draws, arms)
             self.average += C.averaging * (self.search.mean - self.average)
@@ -230,8 +237,11 @@ class PolicySearch(Learner):
             progress.best_users = played
         if progress.value > progress.best + math.sqrt(progress.doubt):
             progress.best, progress.best_users = progress.value, played
+        episodes = self.problem.episodes
         stuck = progress.best - progress.first < 3 * progress.error
-        patience = max(C.patience * (3 if stuck else 1) * progress.base, 0.5 * progress.best_users)
+        patience = max(
+            C.patience * (3 if stuck else 1) * progress.base, 0.5 * progress.best_users, C.waiting * episodes
+        )
         if progress.value > self.high - 0.02 * (self.high - self.low):
             patience = 8 * progress.base  # nothing is left to gain
         if played - progress.best_users <= patience:
@@ -305,6 +315,21 @@ class _Told:
     error: float  # of the mean
     arms: FloatArray
     variance: float  # of an arm's distance
+    inherited: float  # the share of the arms' own differences that is in this variance
+
+    @property
+    def flat(self) -> bool:
+        """Whether returns are all alike in this window."""
+        return self.deviation**2 <= _FLAT
+
+    @property
+    def reliability(self) -> float:
+        """The share of the arms' differences that is their own: the variance that users and noise do not explain.
+
+        Users' returns are spread as those of all arms together, of which the arms' own differences are a part.
+        """
+        seen = max(float(self.arms.var(ddof=1)), 1e-12)
+        return (seen - self.variance) / (1 - self.inherited) / seen
 
     @classmethod
     def of(cls, counts: FloatArray, expected: FloatArray, noise: float) -> _Told:
@@ -336,10 +361,11 @@ class _Told:
         rounding = 0.17 / (count - 1) ** 2
         return cls(
             mean=mean,
-            deviation=math.sqrt(max(total - rounding, 0.003)),
+            deviation=math.sqrt(max(total - rounding, _FLAT)),
             error=math.sqrt(total / users + noise * len(counts) * float((around**2).sum()) / users**2),
             arms=arms,
             variance=float((weights**2 * spread).sum(axis=1).mean()),
+            inherited=min(0.9, float((weights**2 * each * law).sum(axis=1).mean()) / total),
         )
 
 

@@ -131,7 +131,7 @@ class BatchRecord:
     noise_by: NoiseBy
     noise: Noise
     values: FloatArray
-    variance_range: tuple[float, float]
+    variance_range: tuple[float, ...]
     messages: int
     invalid: int
 
@@ -194,14 +194,14 @@ class Coordinator:
         if batch is not None:
             self._announce(batch, 0)
 
-    def _variance_range(self, meaning: Agreement, counted: Batch) -> tuple[float, float]:
-        """The variance of noise if those who were counted had touched one counter alone, and all of them."""
+    def _variance_range(self, meaning: Agreement, counted: Batch) -> tuple[float, ...]:
+        """The variance of noise if those who were counted had touched one counter alone, two, up to all of them."""
         asked = meaning.batch
         mechanism = self.run.mechanism(meaning.announcement.excludable / asked.users)
         variances = mechanism.variance_range(asked.query, asked.users)
         assert variances is not None  # its noise goes with the query
         share = meaning.source.noise(counted.users).variance / meaning.source.noise(asked.users).variance
-        return variances[0] * share, variances[1] * share
+        return tuple(variance * share for variance in variances)
 
     def _announce(self, batch: Batch, attempt: int) -> None:
         key = crypto.new_box_key()

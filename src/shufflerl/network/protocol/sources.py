@@ -12,7 +12,6 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -22,14 +21,15 @@ from shufflerl.counts import Query, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.network.protocol import masking, wire
 from shufflerl.noise import BinomialNoise, DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
-from shufflerl.privacy import randomness
-from shufflerl.privacy.protocol import Protocol, draw, unbiased
+from shufflerl.privacy.protocol import Protocol, draw, noise_counts, unbiased
 from shufflerl.returns import Returns
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
     from shufflerl.privacy.mechanism import Mechanism
 
+#: Draws what a server adds to each of so many counters, exactly of its law.
+drawn = noise_counts
 #: The law of what a server adds to a counter.
 Law = PoissonNoise | DiscreteLaplace | TruncatedLaplace
 # Noise tags that one user draws; more would take gigabytes, whether they are sent one by one or only counted.
@@ -299,15 +299,6 @@ def from_wire(query: Query, users: int, noise: wire.NoiseByUsers | wire.NoiseByS
         PoissonNoise(own.mean) if isinstance(own, wire.Poisson) else DiscreteLaplace(own.scale),
         excludable,
     )
-
-
-def drawn(law: Law, size: int) -> IntArray:
-    """Independent draws of whole counts, exactly of this law, from the operating system's random source."""
-    if isinstance(law, PoissonNoise):
-        return randomness.poissons(Fraction(law.mean), size)
-    if isinstance(law, TruncatedLaplace):
-        return law.shift + randomness.truncated_laplace(Fraction(law.scale), law.shift, size)
-    return randomness.discrete_laplace(Fraction(law.scale), size)
 
 
 def in_words(law: Law | NoiseSum) -> str:

@@ -121,7 +121,7 @@ function showLearned(now) {
   if (now.stages) rows.push(["Stages done", count(now.stages[0]), `of ${count(now.stages[1])}`]);
   if (now.log2_policies != null) rows.push(["Policies left", power(now.log2_policies), `of ${power(now.log2_all_policies)}`]);
   if (now.search.phase) rows.push(["Now", PHASES[now.search.phase] ?? now.search.phase]);
-  if (now.search.parameters) rows.push(["Policies compared", count(now.policy.policies), `of ${plural(now.search.parameters, "number", "numbers")} each`]);
+  if (now.search.parameters) rows.push([now.policy.policies > 1 ? "Policies compared" : "Policies played", count(now.policy.policies), `of ${plural(now.search.parameters, "number", "numbers")} each`]);
   if (now.search.reliability != null) rows.push(["Told apart", `${Math.round(100 * Math.max(0, now.search.reliability))}%`, "of how they differ is no noise, by the last batch that compared"]);
   if (now.policy.family === "table") {
     const cells = now.policy.steps * now.policy.states;
@@ -203,7 +203,7 @@ function showNetwork(policy) {
   head.append(rowed([byLayer ? "Layer" : "Value of", ...policy.columns].map((name) => make("th", name, { scope: "col" }))));
   body.append(...policy.rows.map((row) => rowed([make("th", row.name, { scope: "row" }), ...row.cells.map(cell)])));
   const caption = byLayer ? "Size is the root mean square of a layer's numbers, apart that of how the policies differ in them."
-    : apart ? "The mean over the policies, and how far they are apart." : "Its numbers.";
+    : apart ? "The mean over the policies, and how far they are apart." : "A value is the sum of what is observed times these numbers, and the bias.";
   byId("policy").replaceChildren(make("caption", caption), head, body);
   byId("legend").replaceChildren();
 }

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from bench import figures, poisoning
 
+from bench import figures, poisoning
 from shufflerl.experiments.cells import Cell, run_cell
-from shufflerl.experiments.figures.base import lost_at_random, mdp_of
+from shufflerl.experiments.figures.base import lost_at_random
 
 FIGURES = figures.load()
 #: Of lines whose runs take a moment; the others learn from the same counts.
@@ -39,11 +39,12 @@ def test_the_first_seed_is_what_the_code_gives(name: str) -> None:
     assert run.regret == pytest.approx(shown, rel=1e-4), AGAIN
 
 
-@pytest.mark.parametrize("share", poisoning.SHARES)
-def test_the_first_seed_with_liars_is_what_the_code_gives(share: float) -> None:
-    shown = FIGURES["poisoning"]["values"][f"{share:.2%}"]["first"]
-    regret = poisoning.regret(mdp_of(figures.ENV), share, figures.LIARS_SEEDS[0])
-    assert regret == pytest.approx(shown, rel=1e-4), AGAIN
+@pytest.mark.parametrize(("source", "share"), [("servers", 0.01), ("users", 0.001)])
+def test_the_first_seed_with_liars_is_what_the_code_gives(source: str, share: float) -> None:
+    shown = FIGURES["poisoning"]["values"][f"riverswim/{source}/{share:.1%}"]
+    setting = poisoning.setting("riverswim", source, attack=shown["attack"], share=share)
+    regret = run_cell(Cell(setting, poisoning.SEEDS[0])).regret
+    assert regret == pytest.approx(shown["first"], rel=1e-4), AGAIN
 
 
 def test_intervals_hold_their_means() -> None:
