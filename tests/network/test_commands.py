@@ -265,7 +265,12 @@ STATUS = {
     "invalid_messages": 0,
     "why": "Batch 1 waits for users: 5 of 40 reports are in, 35 are missing.",
 }
-POLICY = {"episodes_played": 33, "weights": [0.25, 0.75], "policies": [[[0, 1]], [[1, 1]]]}
+POLICY = {
+    "episodes_played": 33,
+    "family": {"family": "table", "horizon": 1, "states": 2},
+    "weights": [0.25, 0.75],
+    "policies": [[[0, 1]], [[1, 1]]],
+}
 
 
 class Canned(BaseHTTPRequestHandler):

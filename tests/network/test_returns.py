@@ -232,7 +232,7 @@ def test_sensing_step_by_step_is_sensing_at_once() -> None:
     game = envs.make("spectrum-sensing", n_channels=4)
     assert isinstance(game, SpectrumSensing)
     family = Network(12, 4, head="score")
-    mixture = Mixture([[-1.0, -1.0, 0.5, 0.0]], [1.0], family)
+    mixture = Mixture([[1.0, 1.0, 0.5, 0.0]], [1.0], family)
     many = game.returns(mixture, np.zeros(20_000, dtype=int), np.random.default_rng(0))
     agreed = meaning(
         family, mixture.policies, problem=game.problem(100), points=tuple(map(float, range(game.horizon + 1)))

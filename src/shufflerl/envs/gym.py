@@ -94,7 +94,7 @@ def tabular_env(name: str, seed: int = 0, **parameters: Any) -> TabularEnv:
 class SensingEnv(gymnasium.Env[np.ndarray[Any, np.dtype[np.float64]], np.int64]):
     """Spectrum access with continuous sensing, played slot by slot; see `SpectrumSensing`.
 
-    Observations are [channel, feature] in a row: the energy sensed, its running mean, the channel's public rate.
+    Observations are [channel, feature] in a row, as policies see them.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - the form Gymnasium's base class gives it
@@ -113,7 +113,7 @@ class SensingEnv(gymnasium.Env[np.ndarray[Any, np.dtype[np.float64]], np.int64])
         super().reset(seed=seed, options=options)
         self._left = self.game.horizon
         self._free = self.game._first(1, self.np_random)
-        self._mean = np.full((1, self.game.channels), 0.5)
+        self._lately = np.full((1, self.game.channels), 0.5)
         return self._observed(), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray[Any, np.dtype[np.float64]], float, bool, bool, dict[str, Any]]:
@@ -126,9 +126,8 @@ class SensingEnv(gymnasium.Env[np.ndarray[Any, np.dtype[np.float64]], np.int64])
         return self._observed(), float(heard), not self._left, False, {}
 
     def _observed(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        energy = self.game._sense(self._free, self.np_random)
-        self._mean = self._mean + (1 - self.game.memory) * (energy - self._mean)
-        return np.stack([energy[0], self._mean[0], self.game.rates], axis=-1).ravel()
+        seen, self._lately = self.game.observed(self._free, self._lately, self.np_random)
+        return seen.ravel()
 
 
 def device_env(name: str, seed: int = 0, **parameters: Any) -> gymnasium.Env[Any, Any]:

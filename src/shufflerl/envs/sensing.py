@@ -46,6 +46,12 @@ class SpectrumSensing(Player):
     def _sense(self, free: BoolArray, rng: np.random.Generator) -> FloatArray:
         return ~free + self.noise * rng.standard_normal(free.shape)
 
+    def observed(self, free: BoolArray, lately: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+        """What users see[i, channel, feature] in a slot, and how free channels sounded lately[i, channel] after it."""
+        rates = np.broadcast_to(self.rates, lately.shape)
+        now = 1 / (1 + np.exp((self._sense(free, rng) - 0.5) / self.noise**2))
+        return np.stack([now * rates, lately * rates, rates], axis=-1), lately + 0.5 * (now - lately)
+
     def _play(self, family: Network, policies: FloatArray, given: IntArray, rng: np.random.Generator) -> FloatArray:
         users = len(given)
         chosen = policies[given].astype(np.float64)
@@ -54,11 +60,9 @@ class SpectrumSensing(Player):
     def _earn(self, users: int, rng: np.random.Generator, act: Callable[[FloatArray], IntArray]) -> FloatArray:
         free, returns = self._first(users, rng), np.zeros(users)
         lately = np.full((users, self.channels), 0.5)
-        rates = np.broadcast_to(self.rates, lately.shape)
         for _ in range(self.horizon):
-            now = 1 / (1 + np.exp((self._sense(free, rng) - 0.5) / self.noise**2))
-            channel = act(np.stack([now * rates, lately * rates, rates], axis=-1))
-            lately = lately + 0.5 * (now - lately)
+            seen, lately = self.observed(free, lately, rng)
+            channel = act(seen)
             heard = free[np.arange(users), channel] & (rng.random(users) < self.rates[channel])
             returns += heard
             free = self._next(free, rng)
