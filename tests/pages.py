@@ -98,6 +98,7 @@ def run_page(page: Path, folder: Path) -> list[tuple[Block, str]]:
     """Run a page in a folder that is the current one: its blocks of output, and what was printed in truth."""
     names: dict[str, Any] = {"__name__": "__main__"}
     printed, shown = "", []
+    sys.path_importer_cache.pop(".", None)  # of the folder of a page before
     with Shell(folder) as shell:
         for block in blocks(page.read_text()):
             if block.title is not None:

@@ -183,7 +183,7 @@ def test_the_environment_chooses_what_is_not_chosen() -> None:
 def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
     """By replaying the releases; it survives a restart, and what a learner does not know is not told."""
     parameters = {"sdp-pe": {"first": 2}, "optimistic": {"first": 10}, "ucbvi": {"batch": 20}}[name]
-    run = Run(MDP.problem(90), name, Budget(8.0, 1e-5), 7, parameters)
+    run = Run(MDP.problem(90), name, Budget(8.0, 1e-5), 7, parameters, noise="users")
     coordinator = Coordinator(tmp_path, run)
     try:
         nothing = learned(coordinator)
@@ -225,7 +225,7 @@ def test_long_histories_and_wide_policies_are_cut(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(dashboard, "MAX_POINTS", 2)
     monkeypatch.setattr(dashboard, "MAX_STATES", 1)
-    run = Run(MDP.problem(120), "optimistic", Budget(8.0, 1e-5), 7, {"first": 10})
+    run = Run(MDP.problem(120), "optimistic", Budget(8.0, 1e-5), 7, {"first": 10}, noise="users")
     coordinator = Coordinator(tmp_path, run)
     while coordinator.pending is not None:
         coordinator.absorb(answer(coordinator)[0])
