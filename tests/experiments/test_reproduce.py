@@ -94,7 +94,7 @@ def finished(out: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_the_figures_are_those_of_the_issues_and_every_line_has_as_many_candidates_or_none() -> None:
-    assert len({figure.name for figure in FIGURES}) == len(FIGURES) == 12
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES) == 13
     ours = {OPTIMISTIC, OPTIMISTIC_FREE}
     assert {len(line.candidates) for line in LINES if line not in ours} == {FULL.candidates}
     assert all(line.candidates == ({},) for line in ours), "never more attention than its rivals get"

@@ -156,13 +156,13 @@ def test_everything_is_reached_by_keyboard(chromium: Browser) -> None:
         page = seen.page
         expect(page.locator("#value-details")).to_be_visible()
         reached = []
-        for _ in range(9):
+        for _ in range(10):
             page.keyboard.press("Tab")
             reached.append(page.evaluate("(e => e.id || e.className || e.textContent)(document.activeElement)"))
             assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", reached
-        expected = ["skip", "certificate-open", "The same as a table", "scroll", "shuffler-page"]
-        assert reached[:5] == expected
-        assert reached[5:9] == ["Status", "Policy", "Metrics", "Interface"]
+        expected = ["skip", "certificate-open", "by-batch", "The same as a table", "scroll", "shuffler-page"]
+        assert reached[:6] == expected
+        assert reached[6:10] == ["Status", "Policy", "Metrics", "Interface"]
         page.locator("#certificate-open").focus()
         page.keyboard.press("Enter")
         expect(page.locator("#certificate-claim")).to_have_text("(3, 1e-5)-differential privacy in the shuffle model")
