@@ -23,6 +23,7 @@ from shufflerl import cli, network
 from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import MissingExtraError
+from shufflerl.network import audit_servers as network_audit_servers
 from shufflerl.network.audit import Network
 from shufflerl.network.node import composing, node, reporting
 from shufflerl.network.node.reporting import Checked
@@ -57,7 +58,8 @@ def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too few transcripts for laws that are limits, enough for faults that are gross; and no crowd."""
     monkeypatch.setattr(bench, "MIN_SAMPLES", FEW)
-    monkeypatch.setattr(audit_servers, "MIN_SAMPLES", FEW)
+    for module in (audit_servers, network_audit_servers):
+        monkeypatch.setattr(module, "MIN_SAMPLES", FEW)
     monkeypatch.setattr(bench, "CROWD", 8)
 
     def networks(path: cli.AuditPath) -> list[cli.Audited]:
