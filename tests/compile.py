@@ -28,9 +28,9 @@ def settings() -> Iterator[Setting]:
         for place in (_TABLE,) if learner == "sdp-pe" else (_TABLE, _GYM):  # it needs the law
             for noise in _NOISE:
                 yield Setting(learner=learner, episodes=200, **place, **noise)
-    # The paper's constants eliminate nothing before.
-    paper = {"constants": "paper"}
-    yield Setting(learner="sdp-pe", learner_parameters=paper, privatizer="none", episodes=10**12, **_TABLE)
+    for policies in ("enumerated", "product"):  # the paper's constants eliminate nothing before
+        paper = {"constants": "paper", "policies": policies}
+        yield Setting(learner="sdp-pe", learner_parameters=paper, privatizer="none", episodes=10**12, **_TABLE)
 
 
 def main() -> None:

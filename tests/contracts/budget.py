@@ -151,7 +151,7 @@ def _promised(privatizer: BudgetedPrivatizer, case: Case) -> float:
         assert certificate.delta == DELTA
         assert certificate.epsilon <= case.epsilon
         if ask in case.asks:
-            assert spent <= certificate.epsilon * (1 + 1e-8)  # two bounds of all but equal laws
+            assert spent <= certificate.epsilon
     return spent
 
 

@@ -78,9 +78,9 @@ class Mechanism(ABC, Generic[Law_co]):
         """
         return query if self.participations == 1 else query.widest
 
-    def _costliest_users(self, query: Query) -> int:
-        """The size of batch that costs its users most; here all cost the same."""
-        return 1
+    def _costliest_users(self, query: Query) -> tuple[int, ...]:
+        """Sizes of batches of which one costs its users most; here all cost the same."""
+        return (1,)
 
     def noise(self, query: Query, users: int = 1) -> Law_co:
         """The law of the noise on each counter of a batch of so many users."""
@@ -108,8 +108,8 @@ class Mechanism(ABC, Generic[Law_co]):
 
         Noise that goes with the query is calibrated to within a hair of the budget, which may be thinner for a part.
         """
-        charge = self.charge(query, self._costliest_users(query))
-        epsilon = accounting.privacy_loss(charge.noise, charge.changed).epsilon(self.budget.delta)
+        charges = [self.charge(query, users) for users in self._costliest_users(query)]
+        epsilon = max(accounting.privacy_loss(own.noise, own.changed).epsilon(self.budget.delta) for own in charges)
         return Certificate(
             epsilon=max(self.budget.epsilon, epsilon) if self.scales else epsilon,
             delta=self.budget.delta,
@@ -119,7 +119,7 @@ class Mechanism(ABC, Generic[Law_co]):
             against=self.against,
             noise_sd=self.noise(query).sd,
             noise_on=self.noise_on,
-            changed_counters=charge.changed,
+            changed_counters=charges[0].changed,
             participations=self.participations,
             honest_fraction=self.honest_fraction,
             assumptions=self.assumptions,
@@ -222,9 +222,10 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
     def _tau(self, query: Query) -> float:
         return accounting.paper_tau(self.budget, *query.dimensions)
 
-    def _costliest_users(self, query: Query) -> int:
+    def _costliest_users(self, query: Query) -> tuple[int, ...]:
         # Just above tau users the bits are almost fair and hardly more than tau; fewer or more users have more noise.
-        return math.ceil(self._tau(query))
+        # Up to tau users it is so little more that the bound of its cost may be the larger of the two.
+        return 1, math.ceil(self._tau(query))
 
     def _noise(self, query: Query, users: int) -> BinomialNoise:
         return accounting.paper_noise(users, self._tau(query))
