@@ -72,8 +72,8 @@ _ULP = sys.float_info.epsilon
 # The Mills ratio is right to this, relatively: erfcx of SciPy to 5 units (`privacy/test_accounting.py` repeats the
 # measurement), its argument and factor to 3 more.
 _MILLS_ERROR = 16 * _ULP
-# Calibrated means are at most this much, relatively, above the smallest certified one.
-_CALIBRATION_TOLERANCE = 5e-5
+# Calibrated sizes are multiples of each other by this much more than one, so at most that above the least certified.
+_STEP = 5e-5
 # The part of delta that the cut of a Laplace law may take: so little costs no noise, and less only costs dummies.
 _CUT = 0.01
 # Budgets with more epsilon are calibrated as if they had this much: beyond, the closed form loses its digits.
@@ -247,7 +247,7 @@ def privacy_loss(noise: Noise, changed: int, participations: int = 1) -> Privacy
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def calibrate(budget: Budget, changed: int, participations: int = 1) -> PoissonNoise:
-    """The least Poisson noise per counter, to a relative 1e-4 of its mean, that keeps a release within the budget.
+    """The least Poisson noise per counter, to a relative 5e-5 of its mean, that keeps a release within the budget.
 
     The result is certified: `privacy_loss(result, changed, participations).delta(budget.epsilon) <= budget.delta`.
 
@@ -265,27 +265,34 @@ def calibrate(budget: Budget, changed: int, participations: int = 1) -> PoissonN
 
 
 def _least(law: Callable[[float], Law], guess: float, budget: Budget, losses: int) -> Law:
-    """The law of the least size, to a relative 1e-4, at which so many losses stay within the budget."""
+    """The law of the least size at which so many losses stay within the budget, of sizes `_STEP` apart.
+
+    Sizes are rungs of one ladder, so that the same law is found whatever the last digits of delta are: those may differ
+    from machine to machine, and runs would with them.
+    """
 
     @functools.cache
-    def excess(log_size: float) -> float:
-        return math.log(privacy_loss(law(math.exp(log_size)), losses).delta(budget.epsilon) / budget.delta)
+    def excess(rung: int) -> float:
+        return math.log(privacy_loss(law(math.exp(rung * _STEP)), losses).delta(budget.epsilon) / budget.delta)
 
-    low = high = math.log(guess)
-    step = 0.01
+    low = high = round(math.log(guess) / _STEP)
+    reach = 200
     while excess(high) > 0:
-        low, high, step = high, high + step, 2 * step
+        low, high, reach = high, high + reach, 2 * reach
     while excess(low) <= 0:
-        low, high, step = low - step, low, 2 * step
-    log_size = scipy.optimize.brentq(excess, low, high, xtol=_CALIBRATION_TOLERANCE / 2)
-    while excess(log_size) > 0:
-        log_size += _CALIBRATION_TOLERANCE / 2
-    return law(math.exp(log_size))
+        low, high, reach = low - reach, low, 2 * reach
+    halve = False
+    while high - low > 1:  # all but linear between them: where a line would cross zero, or else in the middle
+        crossing = low + (high - low) * (0.5 if halve else excess(low) / (excess(low) - excess(high)))
+        rung = min(max(math.ceil(crossing), low + 1), high - 1)
+        halve = not halve and rung not in (low + 1, high - 1)
+        low, high = (rung, high) if excess(rung) > 0 else (low, rung)
+    return law(math.exp(high * _STEP))
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def calibrate_laplace(budget: Budget, changed: int, participations: int = 1) -> DiscreteLaplace:
-    """The least discrete Laplace noise per counter, to a relative 1e-4 of its scale, within the budget; certified.
+    """The least discrete Laplace noise per counter, to a relative 5e-5 of its scale, within the budget; certified.
 
     Of few changed counters it is far below Poisson and Gaussian noise, whose tails pay for a delta it hardly needs.
 
