@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,9 @@ class Processes:
             return {}  # it died before it could say that it listens
 
     def kill(self, name: str) -> None:
-        """As if the power were cut."""
-        os.kill(self.roles[name].process.pid, signal.SIGKILL)
+        """As if the power were cut; it may be over already, where it was told to crash."""
+        with suppress(ProcessLookupError):
+            os.kill(self.roles[name].process.pid, signal.SIGKILL)
         self.roles[name].process.wait()
         self.roles[name].stop()
 
