@@ -275,9 +275,10 @@ def test_a_fault_planted_into_a_role_is_caught(
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_half_the_noise_of_many_users_alone_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is missed with probability below 1e-9; the other tests raise a false alarm with 1e-6 at most."""
     halved_rate(monkeypatch, least=1000)
     monkeypatch.setattr(auditing, "MIN_SAMPLES", FEW)
-    report = audit(CHEAP, samples=FEW, level=1e-4, system=Network(path))
+    report = audit(CHEAP, samples=FEW, level=1e-6, system=Network(path))
     assert "crowd" in report.failures
     assert not {"noise law", "message counts"} & set(report.failures), str(report)
 

@@ -23,7 +23,7 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.noise import GaussianNoise, PoissonNoise
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, privacy_loss
-from shufflerl.privacy.audit import MIN_SAMPLES, USERS, AuditReport, InMemory, audit
+from shufflerl.privacy.audit import MIN_SAMPLES, USERS, AuditReport, InMemory, audit, auditing
 from shufflerl.privacy.audit.bench import Bench, Played
 from shufflerl.privacy.audit.seats import Seat
 from shufflerl.privacy.audit.statistics import refutable_epsilon, visible_shortfall
@@ -356,6 +356,19 @@ def test_a_planted_fault_is_caught(fault: Callable[[], InMemory], catchers: set[
 def test_half_the_noise_of_partial_queries_alone_is_caught(drops: Callable[[CountQuery], bool]) -> None:
     report = audit(CHEAP, samples=MIN_SAMPLES, level=1e-6, system=halved_where_asked_in_part(drops))
     assert report.failures == ("partial queries",), str(report)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 8.0])
+def test_so_many_batches_of_a_crowd_show_half_its_noise(epsilon: float) -> None:
+    """The exact chance that half of their Poisson tags pass the mean's part of the test, at level 1e-6 of all tests.
+
+    One batch at epsilon 4 on half as many counters, as the network has it, would be missed four times in a hundred.
+    """
+    system = InMemory()
+    with system.begin(Budget(epsilon, 1e-5), auditing.CROWD, CountQuery.everything(system.problem)) as session:
+        awaited = auditing.transcripts(session, 1) * session.query.size * session.protocol.noise.mean
+    furthest = stats.norm.isf(1e-6 / len(STATISTICAL) / 6 / 2)  # six parts: mean, counters and spread, of both counts
+    assert stats.poisson.sf(math.floor(awaited - furthest * math.sqrt(awaited)), awaited / 2) < 1e-9
 
 
 def test_noise_too_small_for_a_partial_query_is_caught() -> None:

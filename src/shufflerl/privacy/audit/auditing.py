@@ -34,7 +34,7 @@ PARTIAL_QUERIES = [
 # Tests with a random outcome beside those of the seats: order, crowd, partial queries, and one of the kind of system.
 _OTHER_TESTS = 4
 # Of partial queries and crowds the noise is awaited to have this variance together: where half of so many Poisson tags
-# is missing, that is ten deviations. At a level of 1e-7 such a fault is missed with probability below 1e-9.
+# is missing, that is ten deviations. At a level of 1e-6 for all tests that is missed with probability below 1e-9.
 _NOISE = 400
 # Draws of noise that are awaited of each partial query: where their deviation is halved, Laplace noise shows it.
 _DRAWS = 100
@@ -102,7 +102,7 @@ def audit(
 def _crowd(system: System, bench: Bench, budget: Budget, level: float) -> Finding:
     """Large batches have as much noise as small ones."""
     with system.begin(budget, CROWD, bench.query) as session:
-        batches = [bench.batch(n, n % 2, CROWD) for n in range(_transcripts(session, 1))]
+        batches = [bench.batch(n, n % 2, CROWD) for n in range(transcripts(session, 1))]
         p_value = _whole_noise(bench, session, batches)
     if isinstance(p_value, str):
         return Finding("crowd", False, None, p_value)
@@ -118,7 +118,7 @@ def _partial_queries(system: System, budget: Budget, users: int, level: float) -
             for fixed in (bench.sensitivity(), *bench.calibration(session, budget)):
                 if not fixed.passed:
                     return replace(fixed, name="partial queries")
-            batches = [bench.batch(n, n % 2, users) for n in range(_transcripts(session, _DRAWS))]
+            batches = [bench.batch(n, n % 2, users) for n in range(transcripts(session, _DRAWS))]
             p_value = _whole_noise(bench, session, batches)
         if isinstance(p_value, str):
             return Finding("partial queries", False, None, p_value)
@@ -127,7 +127,7 @@ def _partial_queries(system: System, budget: Budget, users: int, level: float) -
     return judged("partial queries", bonferroni(*p_values), level, statement)
 
 
-def _transcripts(session: Session, draws: int) -> int:
+def transcripts(session: Session, draws: int) -> int:
     """How many have at least so many draws of noise on all counters, and of every law enough noise."""
     least = max(_NOISE / law.variance for law in session.laws.values())
     return math.ceil(max(draws, least) / session.query.size)
