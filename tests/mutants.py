@@ -65,8 +65,12 @@ _IMPORTED = [
 #: Each file and its tests, beside its own examples: the first must let a mutant live before the next are run.
 TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/accounting.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
-    "privacy/audit.py": (("privacy/test_audit",), ("network/test_audit",)),
-    "privacy/audit_servers.py": (("privacy/test_audit_servers",),),
+    "privacy/audit/auditing.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
+    "privacy/audit/bench.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
+    "privacy/audit/seats.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
+    "privacy/audit/servers.py": (("privacy/audit/test_servers",), ("network/test_audit_servers",)),
+    "privacy/audit/statistics.py": (("privacy/audit/test_users", "privacy/audit/test_servers"),),
+    "privacy/audit/users.py": (("privacy/audit/test_users",), ("network/test_audit",)),
     "privacy/certificate.py": (("privacy/test_certificate",),),
     "privacy/ledger.py": (("privacy/test_ledger",),),
     "noise.py": (("test_noise",), ("privatizers/test_budgets",)),

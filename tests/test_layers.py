@@ -63,13 +63,12 @@ MAY_IMPORT = {
     "network.web network.workers noise policies privacy returns",
     "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy returns",
     "network.audit": "counts learners mdp network.coordinator network.node network.protocol network.shuffler "
-    "network.stores noise privacy",
-    "network.audit_servers": "counts network.audit network.node network.protocol network.shuffler noise privacy",
+    "network.stores privacy",
     "network.roles": "network.config network.coordinator network.logs network.node network.protocol "
     "network.shuffler network.stores network.web",
     "network.demo": "envs mdp network.protocol network.roles planning policies",
     "network.commands": "network.config network.demo network.node network.protocol network.roles privacy",
-    "cli": "envs experiments learners network.audit network.audit_servers network.commands privacy privatizers",
+    "cli": "envs experiments learners network.audit network.commands privacy privatizers",
     "__main__": "cli",
 }
 

@@ -23,12 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shufflerl.experiments.setting import Run, Setting
-    from shufflerl.network.audit_servers import NetworkServers
     from shufflerl.privacy.audit import System
-    from shufflerl.privacy.audit_servers import ServersSystem
     from shufflerl.registry import Registry
-
-    Audited = System | ServersSystem | NetworkServers
 
 app = typer.Typer(
     name="shufflerl",
@@ -328,11 +324,10 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack the system's own code and report the privacy loss that can be shown; fails if that exceeds the claim."""
+    from shufflerl.privacy import audit as auditing
     from shufflerl.privacy.accounting import Budget
-    from shufflerl.privacy.audit import InMemory
-    from shufflerl.privacy.audit_servers import ServersInMemory
 
-    in_memory: list[Audited] = [InMemory(), ServersInMemory()]
+    in_memory: list[System] = [auditing.InMemory(), auditing.ServersInMemory()]
     systems = [system for system in in_memory if path in (AuditPath.all, system.path)]
     missing = None
     try:
@@ -346,7 +341,7 @@ def audit(
         budget = Budget(system.epsilon if epsilon is None else epsilon, delta)
         # What the protocol in memory plays in seconds would take the network's seals an hour.
         asked = samples if system is systems[0] else None
-        reports.append(system.audit(budget, samples=asked, users=users))
+        reports.append(auditing.audit(budget, samples=asked, users=users, system=system))
         if not as_json:
             typer.echo(f"{reports[-1]}\n")
     passed = all(report.passed for report in reports)
@@ -359,15 +354,13 @@ def audit(
         raise typer.Exit(1)
 
 
-def _networks(path: AuditPath) -> list[Audited]:
+def _networks(path: AuditPath) -> list[System]:
     from shufflerl.network import check_installed
 
     check_installed()
     from shufflerl.network.audit import Network
-    from shufflerl.network.audit_servers import NetworkServers
 
-    systems: list[Audited] = [Network("tags"), Network("sums")]
-    systems += [NetworkServers("tags"), NetworkServers("sums")]
+    systems = [Network(transport, noise) for noise in ("users", "servers") for transport in ("tags", "sums")]
     return [system for system in systems if path in (AuditPath.all, system.path)]
 
 

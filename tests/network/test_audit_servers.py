@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from shufflerl.arrays import IntArray
-from shufflerl.network import audit_servers
-from shufflerl.network.audit_servers import NetworkServers
+from shufflerl.network.audit import Network
 from shufflerl.network.coordinator import opening
 from shufflerl.network.coordinator.coordinator import Coordinator
 from shufflerl.network.node import reporting
@@ -20,7 +19,8 @@ from shufflerl.network.shuffler import dummies, mixing, shuffler
 from shufflerl.noise import TruncatedLaplace
 from shufflerl.privacy import accounting
 from shufflerl.privacy.accounting import Budget
-from shufflerl.privacy.audit import PARTIAL_QUERIES, AuditReport
+from shufflerl.privacy.audit import AuditReport, audit, auditing
+from shufflerl.privacy.audit.auditing import PARTIAL_QUERIES
 from shufflerl.privacy.ledger import Ledger
 from tests.support.network_world import pretend_to_seal
 
@@ -33,30 +33,31 @@ BUDGET, FEW = Budget(4.0, 1e-5), 12
 def _pretend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "real" not in request.node.name:
         pretend_to_seal(monkeypatch)
-    monkeypatch.setattr(audit_servers, "MIN_SAMPLES", FEW)
-    monkeypatch.setattr(audit_servers, "PARTIAL_QUERIES", PARTIAL_QUERIES[2:3])
+    monkeypatch.setattr(auditing, "MIN_SAMPLES", FEW)
+    monkeypatch.setattr(auditing, "PARTIAL_QUERIES", PARTIAL_QUERIES[2:3])
+    monkeypatch.setattr(auditing, "CROWD", 8)
 
 
 def attack(transport: Transport, samples: int = FEW) -> AuditReport:
-    return NetworkServers(transport).audit(BUDGET, samples=samples, level=1e-6)
+    return audit(BUDGET, samples=samples, level=1e-6, system=Network(transport, "servers"))
 
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("transport", ["tags", "sums"])
 def test_what_is_right_passes(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     if transport == "sums":  # where nothing is sealed, and more costs little
-        monkeypatch.setattr(audit_servers, "PARTIAL_QUERIES", PARTIAL_QUERIES)
+        monkeypatch.setattr(auditing, "PARTIAL_QUERIES", PARTIAL_QUERIES)
     report = attack(transport, 20)
     assert report.passed, report
     assert report.epsilon_lower_bound < 4
     assert report.path == f"servers-{transport}"
     names = {finding.name for finding in report.tests}
-    assert {f"{seat}: noise law" for seat in ("coordinator", "shuffler")} <= names
+    assert {f"noise law, {seat}" for seat in ("coordinator", "shuffler")} <= names
 
 
 @pytest.mark.slow(2)
 def test_real_seals_pass_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_servers, "MIN_SAMPLES", 5)
+    monkeypatch.setattr(auditing, "MIN_SAMPLES", 5)
     assert attack("tags", 5).passed
 
 
@@ -173,16 +174,16 @@ def a_tag_of_another_group_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 TAGS_AND_SUMS: dict[Plant, str] = {
-    no_dummies_on_one_counter: "coordinator: noise law",
-    dummies_from_a_known_seed: "coordinator: freshness",
-    half_the_dummies: "coordinator: noise law",
-    the_same_dummies_on_all_counters: "coordinator: independence",
+    no_dummies_on_one_counter: "noise law, coordinator",
+    dummies_from_a_known_seed: "freshness, coordinator",
+    half_the_dummies: "noise law, coordinator",
+    the_same_dummies_on_all_counters: "independence, coordinator",
     dummies_drawn_again_for_the_release: "schema",
     no_noise_of_its_own: "schema",
     its_noise_drawn_twice: "schema",
-    its_noise_from_a_known_seed: "shuffler: freshness",
-    half_of_its_noise: "shuffler: noise law",
-    a_cut_that_the_accountant_ignores: "coordinator: calibration",
+    its_noise_from_a_known_seed: "freshness, shuffler",
+    half_of_its_noise: "noise law, shuffler",
+    a_cut_that_the_accountant_ignores: "calibration, coordinator",
 }
 TAGS_ALONE: dict[Plant, str] = {
     dummies_after_the_others: "permutation",
@@ -217,4 +218,7 @@ def test_reports_of_different_lengths_are_found(monkeypatch: pytest.MonkeyPatch)
         return [*sealed, *(seal(key, agreement.tag_info, bytes(4)) for _ in range(np.random.default_rng().integers(3)))]
 
     monkeypatch.setattr(reporting, "_tags", longer)
-    assert not attack("tags").passed
+    report = attack("tags")
+    (schema,) = (finding for finding in report.tests if finding.name == "schema")
+    assert not schema.passed
+    assert "bytes: their length may tell" in schema.explanation

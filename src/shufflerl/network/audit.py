@@ -2,8 +2,9 @@
 
 The user who is replaced is a device of its own (`node.take_part`), the others are a fleet's (`composing.compose`).
 Their reports go to a `Shuffler` with its store in memory, what it releases goes to a `Coordinator` in a folder that is
-deleted afterwards, and what its learner is given is judged. The auditor has all keys: it opens every report and finds
-every sealed message again in the release.
+deleted afterwards, and what its learner is given is judged. The auditor has all keys and both servers' books: it opens
+every report and dummy and finds every sealed message again in the release. Where the servers add the noise it also
+lies: a report of two tags in a group must be refused, and a tag of another group must count nowhere.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery, Trajectories
@@ -35,13 +35,14 @@ from shufflerl.network.node.reporting import Checked, Invitation, check_signatur
 from shufflerl.network.protocol import crypto, masking, wire
 from shufflerl.network.protocol.agreement import Agreement, NoiseBy, Terms, parse_announcement
 from shufflerl.network.protocol.crypto import SigningKey
-from shufflerl.network.protocol.wire import Action, Announcement, Outcome, Report, Signed, Transport, Verdict
-from shufflerl.network.shuffler import mixing
+from shufflerl.network.protocol.sources import Servers, Users
+from shufflerl.network.protocol.wire import Action, Outcome, Report, Signed, Transport, Verdict
+from shufflerl.network.shuffler import dummies, mixing
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import BatchId, BatchRow, SQLiteStore
-from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget
-from shufflerl.privacy.audit import Session, System, Transcript
+from shufflerl.privacy.audit import Finding, ServersSession, Session, System, Transcript, UsersSession
+from shufflerl.privacy.audit.bench import Bench, unequal
 from shufflerl.privacy.ledger import Ledger
 from shufflerl.privacy.protocol import Protocol
 
@@ -50,7 +51,7 @@ BATCHES = 50
 
 
 class Network(System):
-    """The networked system with one of its transports.
+    """The networked system with one of its transports, noise by users or by the servers.
 
     Its problem has one action, so that what users do depends on no policy, and half as many counters. Where every tag
     is sealed epsilon is larger unless told otherwise: the same code draws less noise, and there is less to seal.
@@ -58,21 +59,29 @@ class Network(System):
 
     problem = Problem(horizon=2, n_states=2, n_actions=1, episodes=1)
 
-    def __init__(self, transport: Literal["tags", "sums"]) -> None:
-        self.path = self._transport = transport
+    def __init__(self, transport: Literal["tags", "sums"], noise: NoiseBy = "users") -> None:
+        self._transport, self._noise = transport, noise
+        self.path = transport if noise == "users" else f"servers-{transport}"
         self.samples = 100
-        if transport == "tags":
-            self.epsilon, self.padding = 4.0, wire.PADDING
-            self.attacked = "a node and a fleet's workers, sealed tags, shuffler, mixing, opening and coordinator"
-        else:
-            self.epsilon = 1.0
-            self.attacked = "a node and a fleet's workers, masked vectors, shuffler, summing, unmasking and coordinator"
+        self.epsilon = 4.0 if transport == "tags" else 1.0
+        how = {"tags": "sealed tags, shuffler, mixing, opening", "sums": "masked vectors, shuffler, summing, unmasking"}
+        self.attacked = f"a node and a fleet's workers, {how[transport]} and coordinator, noise by {noise}"
 
     @contextmanager
     def begin(self, budget: Budget, users: int, query: CountQuery) -> Iterator[Session]:
         """See `System`."""
-        with running(self._transport, budget, users, query, "users") as current:
-            yield Session(current().protocol, lambda trajectories: current().play(trajectories))
+        with running(self._transport, budget, users, query, self._noise) as current:
+            declared = current().meaning.source
+
+            def play(trajectories: Sequence[Trajectories]) -> Transcript:
+                return current().play(trajectories)
+
+            if isinstance(declared, Users):
+                yield UsersSession(query, users, play, protocol=Protocol(query, users, declared.law))
+            else:
+                assert isinstance(declared, Servers)
+                lie = None if self._transport == "sums" else lambda: lies(current(), Bench(query))
+                yield ServersSession(query, users, play, lie, dummies=declared.dummies, own=declared.own)
 
 
 @contextmanager
@@ -117,15 +126,6 @@ class Scripted:
         self._step += 1
         over = self._step == len(self._states)
         return self._states[self._step - over], reward, over, False, {}
-
-
-class _Read(NamedTuple):
-    """What an auditor reads: tags of every report, tags released, which message each of these is, what comes once."""
-
-    sent: list[IntArray]
-    released: IntArray
-    order: IntArray
-    once: list[bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,29 +176,24 @@ class Run:
         self._invitation = Invitation(self.coordinator.task, "http://unused", key, identity.public)
         self._terms = Terms(budget, min_batch_size=users, max_messages=all_that_comes)
 
-    @property
-    def protocol(self) -> Protocol:
-        """What was announced: the noise is what the coordinator says, not what anybody makes of it."""
-        announcement = self._invitation.coordinator_key.verify(Announcement, self._pending[2])
-        batch = self.coordinator.learner.next_batch()
-        assert batch is not None
-        assert isinstance(announcement.noise, wire.NoiseByUsers)
-        return Protocol(batch.query, announcement.users, PoissonNoise(announcement.noise.mean))
-
     def play(self, trajectories: Sequence[Trajectories]) -> Transcript:
         """One batch, from its announcement to what the learner is given."""
         checked, reports = self.filled(trajectories)
-        agreement, release = checked.agreement, self.released(checked)
+        own, before = self.own_noise(), self.coordinator.learner.episodes_played
+        release = self.released(checked)
         self.learn(release)
-        summed = agreement.transport == Transport.sums
-        read = (self._sums if summed else self._tags)(agreement, self.opened(checked, reports), release)
-        return Transcript(
-            reports=read.sent,
-            released=read.released,
-            order=read.order,
+        if self.coordinator.learner.episodes_played - before != len(reports):
+            raise ContractError("The learner was not given the batch once.")
+        bodies = self.opened(checked, reports)
+        summed = checked.agreement.transport == Transport.sums
+        read = (self._sums if summed else self._tags)(checked.agreement, bodies, release)
+        keys = [checked.envelope_key, checked.agreement.announcement.tag_key, *(one.envelope[:32] for one in reports)]
+        return replace(
+            read,
             estimates=self.coordinator.records[-1].values,
+            own=own,
             sizes=[len(report.envelope) for report in reports],
-            once=[*keys_of(checked, reports), *read.once],
+            once=[*keys, *read.once],
         )
 
     def announced(self) -> tuple[Checked, bytes]:
@@ -211,6 +206,9 @@ class Run:
         """Users report: the first as a device by itself, the others as those of a fleet."""
         (first, *others), (checked, batch) = trajectories, self.announced()
         reports = [self._node(checked, first), *(self._worker(batch, one) for one in others)]
+        # Before anybody else looks at them: a release of reports that differ may fail for other reasons.
+        if different := unequal([len(report.envelope) for report in reports]):
+            raise ContractError(different)
         for outcome in self.upload(reports):
             if outcome.verdict != Verdict.accepted:
                 raise ContractError(f"The shuffler did not take a report: {outcome.problem}")
@@ -243,12 +241,18 @@ class Run:
     def own_noise(self) -> IntArray:
         """The coordinator's books: what it has drawn for the pending batch."""
         (drawn,) = self.coordinator._db.execute("SELECT own FROM batches WHERE noisy IS NULL").fetchone()
-        return np.frombuffer(drawn, dtype="<i8")
+        return np.frombuffer(drawn or b"", dtype="<i8")
 
-    @property
-    def tag_key(self) -> X25519PrivateKey:
-        """What the coordinator has opened the last batch with."""
-        return crypto.box_key(self.opener.key)
+    def dummies(self, agreement: Agreement) -> list[bytes]:
+        """The shuffler's books: the dummies that it has sealed for the last batch."""
+        pieces = range(len(dummies.slices(agreement)))
+        added = b"".join(self.store.books.get(dummies.name(piece), b"") for piece in pieces)
+        return split(added, wire.SEALED_TAG_BYTES)
+
+    def tags(self, agreement: Agreement, sealed: Iterable[bytes]) -> IntArray:
+        """Open tags of the last batch."""
+        key = crypto.box_key(self.opener.key)
+        return row(int.from_bytes(crypto.unseal(key, agreement.tag_info, one)) for one in sealed)
 
     @property
     def _pending(self) -> tuple[int, int, Signed]:
@@ -283,30 +287,80 @@ class Run:
         key = self.store.envelope_key
         return [bytes(mixing.opened(checked.agreement, key, one.report_id, one.envelope)[1]) for one in reports]
 
-    def _tags(self, agreement: Agreement, bodies: list[bytes], release: list[bytes]) -> _Read:
-        key = crypto.box_key(self.opener.key)
-        sealed = [split(body, wire.SEALED_TAG_BYTES) for body in bodies]
-        sent = [row(int.from_bytes(crypto.unseal(key, agreement.tag_info, one)) for one in some) for some in sealed]
-        messages = [one for some in sealed for one in some]
-        places = {one: place for place, one in enumerate(messages)}
-        order = row(places.get(one, -1) for one in _released(release))
-        return _Read(sent, np.concatenate(sent)[order], order, [one[:32] for one in messages])
+    def _tags(self, agreement: Agreement, bodies: list[bytes], release: list[bytes]) -> Transcript:
+        source, added = agreement.source, self.dummies(agreement)
+        reports = [split(body, wire.SEALED_TAG_BYTES) for body in bodies]
+        messages = [one for some in (*reports, added) for one in some]
+        tags, places = self.tags(agreement, messages), {one: place for place, one in enumerate(messages)}
+        sections = [(group, bytes(some)) for chunk in release for group, some in wire.sections(chunk)]
+        labelled = [(group, one) for group, some in sections for one in split(some, wire.SEALED_TAG_BYTES)]
+        order = row(places.get(one, -1) for _, one in labelled)
+        if source.padding is None and any(
+            tag not in source.groups[group] for (group, _), tag in zip(labelled, tags[order].tolist(), strict=True)
+        ):
+            raise ContractError("A release holds a tag that is not of its group.")
+        sent = np.split(tags, np.cumsum([len(some) for some in reports]))
+        return Transcript(
+            reports=[some[some != source.padding] for some in sent[:-1]],
+            released=tags[order][tags[order] != source.padding],
+            order=order,
+            estimates=np.empty(0),
+            dummies=sent[-1],
+            once=[one[:32] for one in messages],
+        )
 
-    def _sums(self, agreement: Agreement, bodies: list[bytes], release: list[bytes]) -> _Read:
+    def _sums(self, agreement: Agreement, bodies: list[bytes], release: list[bytes]) -> Transcript:
         key, size = crypto.box_key(self.opener.key), agreement.word_bytes
         sealed = [body[: wire.SEALED_SEED_BYTES] for body in bodies]
         seeds = [crypto.unseal(key, agreement.seed_info, one) for one in sealed]
         vectors = [masking.words(body[wire.SEALED_SEED_BYTES :], size) for body in bodies]
-        sent = [unmasked(agreement, vector, [seed]) for vector, seed in zip(vectors, seeds, strict=True)]
-        released = unmasked(agreement, masking.words(b"".join(release), size), seeds)
         places = {seed: place for place, seed in enumerate(seeds)}
-        order = row(places.get(seed, -1) for seed in self.opener.opened)
-        return _Read(sent, released, order, [*seeds, *(one[:32] for one in sealed)])
+        added = masking.words(self.store.books.get("noise", b""), size)
+        return Transcript(
+            reports=[unmasked(agreement, vector, [seed]) for vector, seed in zip(vectors, seeds, strict=True)],
+            released=unmasked(agreement, masking.words(b"".join(release), size), seeds),
+            order=row(places.get(seed, -1) for seed in self.opener.opened),
+            estimates=np.empty(0),
+            dummies=np.repeat(np.arange(len(added)), added),
+            once=[*seeds, *(one[:32] for one in sealed)],
+        )
 
 
-def keys_of(checked: Checked, reports: list[Report]) -> list[bytes]:
-    """Public keys that serve one batch, or one envelope."""
-    return [checked.envelope_key, checked.agreement.announcement.tag_key, *(one.envelope[:32] for one in reports)]
+def lies(run: Run, bench: Bench) -> Finding:
+    """What comes of two tags in a group, and of tags of another group among a batch of honest users."""
+    checked, _ = run.announced()
+    agreement, groups = checked.agreement, checked.agreement.source.groups
+    last, honest = groups[-1].stop - 1, agreement.announcement.users - 1
+    (outcome,) = run.upload([_report(run, checked, [0, *range(len(groups))])])
+    if outcome.verdict == Verdict.accepted:
+        return Finding("lies", False, None, "A report with two tags in a group was accepted.")
+    others = [_report(run, checked, bench.query.tags(bench.trajectories[0])[0].tolist()) for _ in range(honest)]
+    run.upload([_report(run, checked, [last] * len(groups)), *others])
+    own = run.own_noise()
+    run.learn(run.released(checked))
+    added = np.bincount(run.tags(agreement, run.dummies(agreement)), minlength=bench.query.size)
+    record = run.coordinator.records[-1]
+    moved = record.values + agreement.source.noise(1).mean - own - added - honest * bench.counts[0]
+    right = bool(moved[last] == 1 and np.abs(moved).sum() == 1 and record.invalid == len(groups) - 1)
+    return Finding(
+        "lies",
+        right,
+        None,
+        f"Two tags in a group are refused; of {len(groups)} tags of one counter, one in each group, {moved[last]:g} "
+        f"{'is' if right else 'are'} counted and {record.invalid} left out.",
+    )
+
+
+def _report(run: Run, checked: Checked, tags: Sequence[int]) -> Report:
+    """A report of any tags."""
+    agreement, token = checked.agreement, crypto.mint(run.enrolment)
+    key = crypto.public_box_key(agreement.announcement.tag_key)
+    sealed = [crypto.seal(key, agreement.tag_info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in tags]
+    report_id = crypto.report_id(agreement.announcement.task, token)
+    envelope = crypto.seal(
+        crypto.public_box_key(checked.envelope_key), agreement.envelope_info(report_id), b"".join([token, *sealed])
+    )
+    return Report(report_id=report_id, envelope=envelope)
 
 
 def _new_identity() -> SigningKey:
@@ -316,12 +370,6 @@ def _new_identity() -> SigningKey:
 def split(data: bytes, size: int) -> list[bytes]:
     """Pieces of this size."""
     return [data[start : start + size] for start in range(0, len(data), size)]
-
-
-def _released(release: list[bytes]) -> list[bytes]:
-    """The sealed tags of a release, in its order."""
-    tags = (bytes(some) for chunk in release for _, some in wire.sections(chunk))
-    return [one for some in tags for one in split(some, wire.SEALED_TAG_BYTES)]
 
 
 def row(numbers: Iterable[int]) -> IntArray:

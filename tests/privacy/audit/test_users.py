@@ -21,18 +21,12 @@ from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import GaussianNoise, PoissonNoise
-from shufflerl.privacy import audit as audit_module
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, privacy_loss
-from shufflerl.privacy.audit import (
-    MIN_SAMPLES,
-    USERS,
-    AuditReport,
-    InMemory,
-    audit,
-    refutable_epsilon,
-    visible_shortfall,
-)
+from shufflerl.privacy.audit import MIN_SAMPLES, USERS, AuditReport, InMemory, audit, auditing
+from shufflerl.privacy.audit.bench import Bench, Played
+from shufflerl.privacy.audit.seats import Seat
+from shufflerl.privacy.audit.statistics import refutable_epsilon, visible_shortfall
 from shufflerl.privacy.protocol import Protocol
 from tests.support.examples import mostly_slow
 
@@ -364,6 +358,19 @@ def test_half_the_noise_of_partial_queries_alone_is_caught(drops: Callable[[Coun
     assert report.failures == ("partial queries",), str(report)
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0, 8.0])
+def test_so_many_batches_of_a_crowd_show_half_its_noise(epsilon: float) -> None:
+    """The exact chance that half of their Poisson tags pass the mean's part of the test, at level 1e-6 of all tests.
+
+    One batch at epsilon 4 on half as many counters, as the network has it, would be missed four times in a hundred.
+    """
+    system = InMemory()
+    with system.begin(Budget(epsilon, 1e-5), auditing.CROWD, CountQuery.everything(system.problem)) as session:
+        awaited = auditing.transcripts(session, 1) * session.query.size * session.protocol.noise.mean
+    furthest = stats.norm.isf(1e-6 / len(STATISTICAL) / 6 / 2)  # six parts: mean, counters and spread, of both counts
+    assert stats.poisson.sf(math.floor(awaited - furthest * math.sqrt(awaited)), awaited / 2) < 1e-9
+
+
 def test_noise_too_small_for_a_partial_query_is_caught() -> None:
     """Announced as drawn, so that the calibration alone shows it."""
     whole = CountQuery.everything(InMemory().problem).changed_counters
@@ -433,30 +440,32 @@ def test_a_factor_two_in_the_composition_shows_in_the_observers_errors() -> None
 
 
 @pytest.fixture(scope="module")
-def played() -> audit_module._Played:
+def played() -> Played:
     """400 pairs of batches with noise from a seed."""
     rng = np.random.default_rng(8)
     system = InMemory(randomize=lambda agreed, one: by_generator(agreed, one, rng))
-    bench = audit_module.Bench(CountQuery.everything(system.problem))
+    bench = Bench(CountQuery.everything(system.problem))
     with system.begin(CHEAP, USERS, bench.query) as session:
-        found = audit_module._play(bench, session, None, 400)
+        found = bench.play(session, 400)
     assert not isinstance(found, str)
     return found
 
 
-def test_an_observer_errs_as_rarely_as_can_be_on_either_batch(played: audit_module._Played) -> None:
+def test_an_observer_errs_as_rarely_as_can_be_on_either_batch(played: Played) -> None:
     """Which of two neighbours it was, from noise of this spread: halfway between them both errors are equally rare."""
     changed = played.bench.changed
-    least = stats.norm.sf(changed / 2 / math.sqrt(changed * played.protocol.noise.variance))
-    assert np.array(played.error_rates(0.0)) / 400 == pytest.approx(least, abs=0.1)
+    seat = Seat(played, "")
+    least = stats.norm.sf(changed / 2 / math.sqrt(changed * seat.law.variance))
+    assert np.array(seat.error_rates(0.0)) / 400 == pytest.approx(least, abs=0.1)
 
 
-def test_a_report_that_comes_twice_is_as_improbable_as_that(played: audit_module._Played) -> None:
-    """Two of one trajectory are the same if their noise is on every counter; one of two tests finds it."""
-    noise = stats.poisson(float(played.protocol.rate)).pmf(np.arange(200))
+def test_a_report_that_comes_twice_is_as_improbable_as_that(played: Played) -> None:
+    """Two of one trajectory are the same if their noise is on every counter; one of three tests finds it."""
+    noise = stats.poisson(Seat(played, "").law.variance / USERS).pmf(np.arange(200))
     same, pairs = (noise @ noise) ** played.bench.query.size, 2 * math.comb(400, 2)
-    finding = audit_module._freshness(dataclasses.replace(played, repeated=True), 1e-3)
-    assert finding.p_value == pytest.approx(2 * pairs * same, rel=0.01, abs=0)
+    finding = Seat(dataclasses.replace(played, repeated=True), "").tests(CHEAP, 1e-3)[1][-1]
+    assert finding.name == "freshness"
+    assert finding.p_value == pytest.approx(3 * pairs * same, rel=0.01, abs=0)
     assert not finding.passed
 
 
@@ -499,7 +508,7 @@ def test_the_stated_shortfall_is_of_all_noise_that_was_sent() -> None:
     def randomize(agreed: Protocol, one: Trajectories) -> IntArray:
         nonlocal sent
         report = by_generator(agreed, one, rng)
-        sent += (len(report) - agreed.query.touched_counters) * (agreed.users == USERS)
+        sent += (len(report) - agreed.query.touched_counters) * (agreed.users == USERS and agreed.query.size == 24)
         return report
 
     report = audit(CHEAP, samples=MIN_SAMPLES, system=InMemory(randomize=randomize))
