@@ -29,9 +29,10 @@ from shufflerl.experiments import store, suite, tuning
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.compare import interval
 from shufflerl.experiments.engine import run_cells
+from shufflerl.experiments.figures import batches as few
 from shufflerl.experiments.figures import style
 from shufflerl.experiments.figures.base import FULL, Family, Runs, family, lost_at_random
-from shufflerl.experiments.figures.lines import DELTA, LINES, OPTIMISTIC, OPTIMISTIC_FREE
+from shufflerl.experiments.figures.lines import DELTA, LINES, OPTIMISTIC, OPTIMISTIC_FREE, Line
 from shufflerl.experiments.figures.suite import times_over
 from shufflerl.experiments.setting import Setting
 from shufflerl.experiments.suite.analysis import CHAMPION, STRICT
@@ -40,10 +41,11 @@ ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "figures.json"
 PICTURE = ROOT / "docs" / "images" / "reproduce.svg"
 LIARS_PICTURE = ROOT / "docs" / "images" / "poisoning.svg"
+BATCHES_PICTURE = ROOT / "docs" / "images" / "batches.svg"
 RUNS = Path("out/figures")
 ENV, EPISODES, LONG = "riverswim", 20_000, 1_000_000
 EPSILONS = (0.1, 0.5, 1.0, 5.0)
-SEEDS, SUITE_SEEDS = range(100), 5
+SEEDS, SUITE_SEEDS, BATCHES_SEEDS = range(100), 5, range(50)
 #: What tables call the lines, and the trust they need.
 ROWS = {
     "optimistic": (
@@ -142,8 +144,34 @@ def contests() -> dict[str, Any]:
     }
 
 
+def batches() -> dict[str, Any]:
+    """Mean regret of `optimistic` and SDP-PE in few and many batches; how many mixtures and policies they deploy."""
+    settings = {batches_name(*one): few.setting(*one) for one in few.settings(FULL)}
+    cells = [Cell(setting, seed) for seed in BATCHES_SEEDS for setting in settings.values()]
+    runs = _run("batches", list({cell.key: cell for cell in cells}.values()))
+    deployed = ("batches", "distinct", "policies")
+    return {
+        "delta": DELTA,
+        "seeds": [BATCHES_SEEDS[0], BATCHES_SEEDS[-1]],
+        "values": {
+            name: _summary(runs.regrets(setting)) | {what: round(runs.mean(setting, what), 3) for what in deployed}
+            for name, setting in settings.items()
+        },
+    }
+
+
+def batches_name(line: Line, epsilon: float | None, episodes: int, count: int) -> str:
+    """What the figure of a learner at a budget over K episodes in so many batches is called."""
+    return f"{line.name}/{'none' if epsilon is None else f'{epsilon:g}'}/{episodes}/{count}"
+
+
 #: What can be measured.
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {"riverswim": riverswim, "poisoning": liars, "suite": contests}
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "riverswim": riverswim,
+    "poisoning": liars,
+    "suite": contests,
+    "batches": batches,
+}
 
 
 def _run(part: str, cells: list[Cell]) -> Runs:
@@ -233,7 +261,48 @@ def liars_table(figures: dict[str, Any]) -> list[str]:
     return [*_head("environment", "noise by", "nobody lies", *shares, *(f"{one}, all first" for one in shares)), *rows]
 
 
-TABLES = {"costs": costs_table, "intervals": intervals_table, "learner": learner_table, "poisoning": liars_table}
+def batches_table(figures: dict[str, Any]) -> list[str]:
+    """What every number of batches loses, a table row for each K, budget and learner."""
+    return _batches_rows(lambda name: text(figures, f"batches: {name}"), few.BUDGETS["full"], few.LINES)
+
+
+def few_table(figures: dict[str, Any]) -> list[str]:
+    """What `optimistic` loses at epsilon 1 with intervals."""
+    return _batches_rows(lambda name: text(figures, f"batches: {name} interval"), (1.0,), (OPTIMISTIC,))
+
+
+def deployed_table(figures: dict[str, Any]) -> list[str]:
+    """How many mixtures and policies those are at epsilon 1."""
+    values = figures["batches"]["values"]
+
+    def deployed(name: str) -> str:
+        return " / ".join(f"{values[name][what]:.3g}" for what in ("distinct", "policies"))
+
+    return _batches_rows(deployed, (1.0,), few.LINES)
+
+
+def _batches_rows(show: Callable[[str], str], budgets: tuple[float | None, ...], lines: tuple[Line, ...]) -> list[str]:
+    counts = few.BATCHES["full"]
+    rows = []
+    for episodes, epsilon, line in itertools.product(few.EPISODES["full"], budgets, lines):
+        names = [f"{episodes:,}"]
+        names += ["none" if epsilon is None else f"{epsilon:g}"] if len(budgets) > 1 else []
+        names += [f"`{line.name}`" if line is OPTIMISTIC else line.name] if len(lines) > 1 else []
+        cells = [show(batches_name(line, epsilon, episodes, count)) for count in counts]
+        rows.append(f"| {' | '.join(names + cells)} |")
+    head = ["K", *(["epsilon"] if len(budgets) > 1 else []), *(["learner"] if len(lines) > 1 else [])]
+    return [*_head(*head, *(f"{count}" for count in counts)), *rows]
+
+
+TABLES = {
+    "costs": costs_table,
+    "intervals": intervals_table,
+    "learner": learner_table,
+    "poisoning": liars_table,
+    "batches": batches_table,
+    "few": few_table,
+    "deployed": deployed_table,
+}
 
 
 def _head(*columns: str) -> list[str]:
@@ -303,6 +372,20 @@ def liars_picture(figures: dict[str, Any]) -> None:
     save_figure(drawing, LIARS_PICTURE)
 
 
+def batches_picture(figures: dict[str, Any]) -> None:
+    """Draw what few batches cost."""
+    from shufflerl.plots import save_figure
+
+    values = figures["batches"]["values"]
+
+    def point(line: Line, epsilon: float | None, episodes: int, count: int) -> tuple[float, float]:
+        own = values[batches_name(line, epsilon, episodes, count)]
+        return own["batches"], own["mean"]
+
+    with style.styled():
+        save_figure(few.draw("full", point), BATCHES_PICTURE)
+
+
 def pages() -> list[Path]:
     """Where figures may stand."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -332,6 +415,7 @@ def main() -> None:
         FILE.write_text(json.dumps(figures, indent=1) + "\n")
     picture(figures)
     liars_picture(figures)
+    batches_picture(figures)
     for page in pages():
         if (now := written(was := page.read_text(), figures)) != was:
             page.write_text(now)

@@ -52,7 +52,12 @@ def test_a_changed_callee_is_never_served_from_the_cache(tmp_path: Path) -> None
     shutil.copy(str(compiling.__file__), package)
     (package / "caller.py").write_text(CALLER)
 
-    def run(value: int, constant: int) -> list[int]:
+    (package / "clock.py").write_text(
+        "from shufflerl.compiling import compiler_clock\nfrom shufflerl.page import TITLE\n"
+    )
+
+    def run(value: int, constant: int, title: str = "") -> list[int]:
+        (package / "page.py").write_text(f"TITLE = {title!r}")
         (package / "callee.py").write_text(CALLEE.format(value=value))
         (package / "constant.py").write_text(CONSTANT.format(value=constant))
         done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -60,6 +65,7 @@ def test_a_changed_callee_is_never_served_from_the_cache(tmp_path: Path) -> None
 
     assert run(1, 1) == [2, 0]
     assert run(1, 1) == [2, 1], "an unchanged kernel comes from the cache"
+    assert run(1, 1, "other") == [2, 1], "nor does a file that no kernel sees matter"
     assert run(10, 1) == [20, 0]
     assert run(10, 2) == [40, 0], "a constant of another file is compiled in too"
 

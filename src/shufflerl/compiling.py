@@ -18,14 +18,18 @@ from numba.core import event
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
+#: How a file with kernels begins; others may import the clock of the compiler.
+_DECORATORS = re.compile(r"^from shufflerl\.compiling import (?:\([^)]*|.*)\b(?:compiled|inlined)\b", re.MULTILINE)
+
+
 def _sources_digest() -> bytes:
-    """A digest of every file with kernels, which are all that import this one, and of those that these import."""
+    """A digest of every file with kernels and of those that these import."""
     here = Path(__file__).parent
     texts = {
         ".".join(file.relative_to(here.parent).with_suffix("").parts): file.read_text("utf-8")
         for file in here.rglob("*.py")
     }
-    kernels = [text for text in texts.values() if "from shufflerl.compiling import" in text]
+    kernels = [text for text in texts.values() if _DECORATORS.search(text)]
     names = set(re.findall(r"from (shufflerl\.[\w.]+)", "".join(kernels)))
     imported = [text for name, text in texts.items() if name in names or name.rpartition(".")[0] in names]
     return hashlib.sha256("\0".join(sorted(kernels + imported)).encode()).digest()

@@ -52,6 +52,7 @@ class History:
             "regret": "unknown" if np.isnan(self.total_regret) else f"{self.total_regret:,.1f}",
             "switches": f"{self.switches:,}",
             "distinct mixtures": f"{self.distinct:,}",
+            "distinct policies": f"{self.policies:,}",
         }
         if len(self) == 0 or np.isnan(self.total_regret):
             return html.table("History", rows)
@@ -74,6 +75,19 @@ class History:
     def distinct(self) -> int:
         """How many different mixtures were deployed; one that comes back is counted once."""
         return len({_identity(deployment) for deployment in self.deployments})
+
+    @property
+    def policies(self) -> int:
+        """How many different deterministic policies were deployed, by themselves or in mixtures."""
+        return len(
+            {
+                policy.tobytes()
+                for deployment in self.deployments
+                for policy in (
+                    deployment.policies[deployment.weights > 0] if isinstance(deployment, Mixture) else deployment[None]
+                )
+            }
+        )
 
     def mixture(self, batch: int) -> Mixture:
         """What was deployed in a batch."""

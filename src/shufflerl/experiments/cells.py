@@ -26,7 +26,7 @@ except ImportError as missing:
     ) from missing
 
 #: What a stored result holds and means; raised whenever that changes, so that old results are never taken for new.
-FORMAT = 2
+FORMAT = 3
 
 #: A regret curve is kept at this many equal steps of the episodes, or at every episode if there are fewer.
 CURVE_STEPS = 200
@@ -102,8 +102,8 @@ class Result:
 
     `regret`, `optimal_value` and `curve` are None where the environment's truth is unknown, `reward` (per episode)
     where it was not counted; all are as inside, with rewards of 0 to 1, and `units` are the environment's own.
-    `distinct` mixtures were deployed in so many `batches`. `curve[i]` is the cumulative regret after
-    `curve_episodes(...)[i]` episodes.
+    In so many `batches`, `distinct` mixtures of `policies` deterministic policies were deployed. `curve[i]` is the
+    cumulative regret after `curve_episodes(...)[i]` episodes.
     """
 
     cell: Cell
@@ -117,6 +117,7 @@ class Result:
     units: Units = UNIT
     batches: int = 0
     distinct: int = 0
+    policies: int = 0
     horizon: int = 0
     states: int = 0
     actions: int = 0
@@ -167,6 +168,7 @@ def run_cell(cell: Cell) -> Result:
         units=run.units,
         batches=len(history),
         distinct=history.distinct,
+        policies=history.policies,
         horizon=horizon,
         states=states,
         actions=actions,

@@ -26,17 +26,16 @@ MEASURED = {
     "switches": "switches",
     "batches": "batches",
     "distinct": "distinct",
+    "policies": "policies",
     "seconds": "seconds",
     "X": "states",
     "A": "actions",
     "H": "horizon",
 }
 #: Along these axes settings differ by parameters of another name: which of them a line runs through.
-_ALONG = {"batches": "learner.", "switches": "learner.", "distinct": "learner.", "seconds": "learner."} | {
-    "X": "env.",
-    "A": "env.",
-    "H": "env.",
-}
+_ALONG = dict.fromkeys(("batches", "switches", "distinct", "policies", "seconds"), "learner.") | dict.fromkeys(
+    "XAH", "env."
+)
 _BANDS = {"sd": "± 1 standard deviation over seeds", "ci": "95% bootstrap interval of the mean"}
 _STYLES = ("-", "--", ":", "-.")
 _COLUMNS = 3

@@ -1,14 +1,15 @@
 """Regret against the number of batches: how few policies can be deployed, which the paper leaves open (log log K).
 
 `optimistic` is told how many batches there are. SDP-PE has a batch per stage: with n of them, stages grow by as much as
-it takes from its own first stage, but at most tenfold, and else the first is larger. Distinct mixtures are counted too:
-a batch may deploy again what an earlier one did.
+it takes from its own first stage, but at most tenfold, and else the first is larger. Distinct mixtures are counted too,
+as a batch may deploy again what an earlier one did, and distinct policies, as a mixture deploys several at once.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.claims import OURS, Claim, power, spread, together, within
@@ -18,6 +19,9 @@ from shufflerl.experiments.figures.lines import DELTA, OPTIMISTIC, SDP_PE, Line
 from shufflerl.experiments.setting import Setting
 from shufflerl.learners.stages import stage_users
 from shufflerl.plots import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
 
 ENV = "riverswim"
 EPISODES = {"full": (20_000, 200_000, 1_000_000), "quick": (20_000,)}
@@ -90,15 +94,13 @@ def few(episodes: int) -> int:
     return round(mdp_of(ENV).horizon + math.log2(math.log2(episodes)))
 
 
-def analyse(evidence: Evidence) -> Analysis:
-    """Draw regret against batches, a panel per K, and judge how few are enough."""
-    name, runs = evidence.size.name, evidence.runs
+def draw(name: str, point: Callable[[Line, float | None, int, int], tuple[float, float]]) -> Drawing:
+    """Regret against batches, a panel per K; `point` says both for a line, a budget, K and the batches asked for."""
     drawing, panels = style.panels(len(EPISODES[name]), width=4.6 + 3.4 * (len(EPISODES[name]) - 1), height=4.8)
     for axes, episodes in zip(panels, EPISODES[name], strict=True):
         for colour, epsilon in zip(COLOURS, BUDGETS[name], strict=False):
             for line in LINES:
-                own = [setting(line, epsilon, episodes, batches) for batches in BATCHES[name]]
-                points = sorted((runs.mean(one, "batches"), runs.regrets(one).mean()) for one in own)
+                points = sorted(point(line, epsilon, episodes, batches) for batches in BATCHES[name])
                 budget = "no privacy" if epsilon is None else f"ε = {epsilon:g}"
                 look: dict[str, Any] = {"color": colour, "linestyle": _DASHES[line], "marker": line.marker}
                 axes.plot(*zip(*points, strict=True), label=f"{line.name}, {budget}", **look)
@@ -111,13 +113,24 @@ def analyse(evidence: Evidence) -> Analysis:
         style.thousands(axes.yaxis)
     panels[0].set_ylabel("expected regret")
     style.legend_below(drawing, panels[0], 3)
+    return drawing
+
+
+def analyse(evidence: Evidence) -> Analysis:
+    """Draw what batches cost, and judge how few are enough."""
+    name, runs = evidence.size.name, evidence.runs
+
+    def point(line: Line, epsilon: float | None, episodes: int, batches: int) -> tuple[float, float]:
+        one = setting(line, epsilon, episodes, batches)
+        return runs.mean(one, "batches"), float(runs.regrets(one).mean())
+
     rows = []
     for line, epsilon, episodes, batches in settings(evidence.size):
         one = setting(line, epsilon, episodes, batches)
-        counts = (f"{runs.mean(one, what):,.3g}" for what in ("batches", "distinct", "switches"))
+        counts = (f"{runs.mean(one, what):,.3g}" for what in ("batches", "distinct", "policies", "switches"))
         budget = "none" if epsilon is None else f"{epsilon:g}"
         rows.append((f"{episodes:,}", budget, line.name, *counts, spread(runs.regrets(one))))
-    columns = ("K", "ε", "learner", "batches", "distinct mixtures", "switches", "regret")
+    columns = ("K", "ε", "learner", "batches", "distinct mixtures", "distinct policies", "switches", "regret")
     enough = [
         (
             f"K = {power(episodes)}, {few(episodes)} batches",
@@ -143,9 +156,9 @@ def analyse(evidence: Evidence) -> Analysis:
     )
     see = (
         f"Fewer batches are fewer policies to deploy. Of K = {power(first)} episodes at ε = 1 optimistic loses {told} "
-        f"batches; {SEEDS[name]} seeds. The table says how many distinct mixtures they deployed."
+        f"batches; {SEEDS[name]} seeds. The table says how many distinct mixtures and policies they deployed."
     )
-    return Analysis(drawing, see, (claim,), Table(columns, tuple(rows)))
+    return Analysis(draw(name, point), see, (claim,), Table(columns, tuple(rows)))
 
 
 FIGURE = Figure("batches", "Regret against the number of batches", analyse, cells=cells)
