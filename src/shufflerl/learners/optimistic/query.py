@@ -49,11 +49,13 @@ def choose_counters(
     horizon = asked.shape[1]
     stakes = find_stakes(rows, values, value_variance, allocated)
     losses = np.zeros(2 * horizon)
+    last = np.zeros((2, horizon))  # how many are asked in all when one is asked for the last time
     for h in range(horizon):
         asked[0, h] = h < horizon - 1
         asked[1, h] = True
+    last[0, horizon - 1] = np.inf
+    most = len(variances)
     best = worth(stakes, asked, variances[-1], losses)
-    chosen = asked.copy()
     for touched in range(len(variances) - 1, 0, -1):
         noise = variances[touched - 1]
         worth(stakes, asked, noise, losses)
@@ -63,11 +65,13 @@ def choose_counters(
                 least = k
         f, h = divmod(least, horizon)
         asked[f, h] = False
+        last[f, h] = touched + 1.0
         told = worth(stakes, asked, noise, losses)
         if told > best:
-            best = told
-            chosen[:] = asked
-    asked[:] = chosen
+            best, most = told, touched
+    for f in range(2):
+        for h in range(horizon):
+            asked[f, h] = last[f, h] <= most
 
 
 @compiled
