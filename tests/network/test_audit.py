@@ -12,6 +12,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ from shufflerl.network.shuffler import mixing, shuffler, summing
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy import protocol, randomness
 from shufflerl.privacy.accounting import Budget
-from shufflerl.privacy.audit import MIN_SAMPLES, System, UsersSession, audit, auditing
+from shufflerl.privacy.audit import MIN_SAMPLES, ServersInMemory, System, UsersSession, audit, auditing
 from shufflerl.privacy.mechanism import ShuffledPoisson
 from shufflerl.privacy.protocol import Protocol
 from tests.support.examples import mostly_slow
@@ -57,6 +58,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too few transcripts for laws that are limits, enough for faults that are gross; and no crowd."""
     monkeypatch.setattr(auditing, "MIN_SAMPLES", FEW)
     monkeypatch.setattr(auditing, "CROWD", 8)
+    monkeypatch.setattr("shufflerl.privacy.audit.ServersInMemory", partial(ServersInMemory, samples=FEW))
 
     def networks(path: cli.AuditPath) -> list[System]:
         systems = all_networks(path)
@@ -313,7 +315,8 @@ def test_what_an_auditor_reads_under_real_seals_is_what_was_done(path: Path) -> 
             assert (len(batch.order) > messages) if path == "tags" else (len(batch.order) == messages)  # padding
 
 
-def run_audit(*options: str) -> Any:
+def run_audit(patch: pytest.MonkeyPatch, *options: str) -> Any:
+    patch.setattr(auditing, "PARTIAL_QUERIES", auditing.PARTIAL_QUERIES[:1])
     result = CliRunner().invoke(cli.app, ["audit", "--samples", str(FEW), *options])
     assert result.exception is None or isinstance(result.exception, SystemExit | MissingExtraError)
     return result
@@ -323,7 +326,7 @@ def run_audit(*options: str) -> Any:
 @pytest.mark.usefixtures("few")
 def test_the_command_says_which_paths_it_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether so few transcripts pass is another matter."""
-    told = json.loads(run_audit("--json").stdout)
+    told = json.loads(run_audit(monkeypatch, "--json").stdout)
     paths = ["protocol", "servers", "tags", "sums", "servers-tags", "servers-sums"]
     assert [one["path"] for one in told["audits"]] == paths
     assert [one["claimed_epsilon"] for one in told["audits"]] == [1.0, 1.0, 4.0, 1.0, 4.0, 1.0]
@@ -333,7 +336,7 @@ def test_the_command_says_which_paths_it_attacked(monkeypatch: pytest.MonkeyPatc
         "not_attacked": None,
     }
     assert told["not_attacked"] is None
-    text = run_audit("--path", "sums", "--epsilon", "3", "--users", "5").stdout
+    text = run_audit(monkeypatch, "--path", "sums", "--epsilon", "3", "--users", "5").stdout
     assert "Attacked: path sums" in text
     assert "Claimed: epsilon 3" in text
     assert "neighbouring batches of 5 users" in text
@@ -343,18 +346,18 @@ def test_the_command_says_which_paths_it_attacked(monkeypatch: pytest.MonkeyPatc
         raise MissingExtraError("Install it.")
 
     monkeypatch.setattr(network, "check_installed", missing)
-    told = json.loads(run_audit("--json").stdout)
+    told = json.loads(run_audit(monkeypatch, "--json").stdout)
     assert [one["path"] for one in told["audits"]] == ["protocol", "servers"]
     assert told["not_attacked"] == "Not attacked: tags, sums, servers-tags, servers-sums. Install it."
-    assert "Not attacked: tags, sums, servers-tags, servers-sums. Install it." in run_audit().stdout
-    assert isinstance(run_audit("--path", "tags").exception, MissingExtraError)
+    assert "Not attacked: tags, sums, servers-tags, servers-sums. Install it." in run_audit(monkeypatch).stdout
+    assert isinstance(run_audit(monkeypatch, "--path", "tags").exception, MissingExtraError)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_command_fails_if_one_path_does(monkeypatch: pytest.MonkeyPatch) -> None:
     halved_in_the_node(monkeypatch)
-    result = run_audit("--json")
+    result = run_audit(monkeypatch, "--json")
     assert result.exit_code == 1
     told = json.loads(result.stdout)
     assert {one["path"] for one in told["audits"] if not one["passed"]} >= {"tags", "sums"}
