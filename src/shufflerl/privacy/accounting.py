@@ -53,9 +53,8 @@ WEAK_EPSILON = 10.0
 
 # Outcomes left out of one counter's loss, together about this probable, count as infinite loss.
 _TAIL = 1e-18
-# Mass the composition may cut off where its grid would be longer than this; it counts as infinite loss too. Where to
-# cut takes forty moments of every loss to find out, ten times the work of a short composition itself.
-_TRUNCATION, _LONG = 1e-16, 2**16
+# Mass the composition may cut off; it counts as infinite loss too.
+_TRUNCATION = 1e-16
 # Loss grid: this gap, unless that makes fewer or more than so many of one counter's loss deviation. Connecting the dots
 # widens the variance of each loss by (gap/deviation)^2 / 6 of it, at most 0.007%, and epsilon by half of that.
 _GAP = 1e-4
@@ -458,7 +457,7 @@ def _composed(noise: PoissonNoise | BinomialNoise, losses: int) -> PrivacyLoss:
         if pmf is None:
             return _Unprotected()
         if losses > 2:
-            pmf = _self_composed(pmf, losses // 2)
+            pmf = pmf.self_compose(losses // 2, tail_mass_truncation=_TRUNCATION)
         composed = pmf if composed is None else composed.compose(pmf)
     return _ComposedLoss(composed, losses)
 
@@ -481,11 +480,7 @@ def _laplace_loss(noise: DiscreteLaplace | TruncatedLaplace, losses: int) -> Pri
     everything = (1 + p - 2 * p * edge) / (1 + worst)
     finite = np.array([p, 0.0, 1.0]) * ((1 - edge) / everything)
     pmf = pld_pmf.DensePLDPmf(gap, -1, finite, u * edge / everything, pessimistic_estimate=True)
-    return _ComposedLoss(_self_composed(pmf, losses), losses)
-
-
-def _self_composed(pmf: Any, times: int) -> Any:
-    return pmf.self_compose(times, tail_mass_truncation=_TRUNCATION if times * pmf.size > _LONG else 0.0)
+    return _ComposedLoss(pmf.self_compose(losses, tail_mass_truncation=_TRUNCATION), losses)
 
 
 def _outcomes(noise: PoissonNoise | BinomialNoise) -> tuple[FloatArray, FloatArray, FloatArray]:
