@@ -71,6 +71,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/audit/servers.py": (("privacy/audit/test_servers",), ("network/test_audit_servers",)),
     "privacy/audit/statistics.py": (("privacy/audit/test_users", "privacy/audit/test_servers"),),
     "privacy/audit/users.py": (("privacy/audit/test_users",), ("network/test_audit",)),
+    "privacy/loss.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
     "privacy/certificate.py": (("privacy/test_certificate",),),
     "privacy/ledger.py": (("privacy/test_ledger",),),
     "noise/bits.py": (("test_noise",), ("privatizers/test_budgets",)),

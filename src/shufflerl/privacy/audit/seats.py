@@ -9,7 +9,7 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray
 from shufflerl.noise import BinomialNoise, PoissonNoise
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit.bench import Law, Played, named
 from shufflerl.privacy.audit.report import Finding, judged
 from shufflerl.privacy.audit.statistics import (
@@ -26,6 +26,7 @@ from shufflerl.privacy.audit.statistics import (
     spread_fit,
     two_sided,
 )
+from shufflerl.privacy.loss import privacy_loss
 
 #: Tests of a seat with a random outcome.
 RANDOM_TESTS = 6

@@ -11,7 +11,8 @@ from scipy import special, stats
 
 from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.noise import GaussianNoise, Whole
-from shufflerl.privacy.accounting import Budget, calibrate_gaussian, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate_gaussian
+from shufflerl.privacy.loss import privacy_loss
 
 _CELLS = 32
 
