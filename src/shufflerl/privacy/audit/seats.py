@@ -148,7 +148,7 @@ class Seat:
         p_values = []
         for some in (self.noise, self.noise[:, ::2]):
             sums, counters = some.sum(axis=1), some.shape[1]
-            p_values += [fit(sums, self.law.repeated(counters)), spread_fit(sums, self.law, counters)]
+            p_values += [fit(sums, self.law.repeated(counters)), *spread_fit(sums, self.law, counters)]
         statement = "Noise on different counters is independent"
         return judged(named("independence", self.name), bonferroni(*p_values), level, statement)
 
