@@ -57,7 +57,7 @@ test-ray: install
 	$(BIN)/pytest -k ray tests/experiments/test_sweep.py tests/experiments/test_reproduce.py
 
 # Small faults, one at a time, and whether a test notices; for an evening, and no part of `make test`. Taken up where it
-# stopped; make mutants ARGS='--most 50 --files noise.py' tries some.
+# stopped; make mutants ARGS='--most 50 --files noise' tries some.
 mutants: install
 	$(BIN)/python -m tests.mutants $(ARGS)
 

@@ -11,7 +11,8 @@ from bench.measure import Figure, medians, seconds
 from shufflerl import MDP, Batch, CountPopulation, CountQuery, Mixture, envs, learners, privatizers
 from shufflerl.mdp import Problem
 from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau
+from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.protocol import Protocol
 from shufflerl.privatizers.base import Service
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree

@@ -8,7 +8,7 @@ Changed are operators, comparisons, conditions, numbers, `min`, `max`, `any`, `a
 never texts, types, or what is raised. Everything happens in a copy of the tree. Mutants that survive and were judged
 are listed in `tests/mutants.md`; one that survives and is not there is reported, and the run fails.
 
-    python -m tests.mutants --most 100 --files noise.py privatizers
+    python -m tests.mutants --most 100 --files noise privatizers
     python -m tests.mutants --survivors     # try those again that survived last time
 """
 
@@ -71,9 +71,13 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/audit/servers.py": (("privacy/audit/test_servers",), ("network/test_audit_servers",)),
     "privacy/audit/statistics.py": (("privacy/audit/test_users", "privacy/audit/test_servers"),),
     "privacy/audit/users.py": (("privacy/audit/test_users",), ("network/test_audit",)),
+    "privacy/loss.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
     "privacy/certificate.py": (("privacy/test_certificate",),),
     "privacy/ledger.py": (("privacy/test_ledger",),),
-    "noise.py": (("test_noise",), ("privatizers/test_budgets",)),
+    "noise/bits.py": (("test_noise",), ("privatizers/test_budgets",)),
+    "noise/laplace.py": (("test_noise",), ("privatizers/test_budgets",)),
+    "noise/law.py": (("test_noise",), ("privatizers/test_budgets",)),
+    "noise/real_valued.py": (("test_noise",), ("privatizers/test_budgets",)),
     "privacy/mechanism.py": (
         ("privatizers/test_budgets",),
         ("privatizers/test_privatizers", "privacy/test_certificate", "network/protocol/test_agreement"),

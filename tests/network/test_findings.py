@@ -15,7 +15,8 @@ from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.agreement import by_users
 from shufflerl.network.protocol.wire import Report, Transport, Upload
 from shufflerl.noise import NoiseSum
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ServersNoise
 from tests.support.network_world import EPISODE, QUERY, World, meaning_of, pretend_to_seal, terms
 

@@ -31,7 +31,8 @@ from shufflerl.network.shuffler import dummies, mixing
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import BatchId, SQLiteStore
 from shufflerl.noise import DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ServersNoise
 from tests.support.network_world import (
     EPISODE,

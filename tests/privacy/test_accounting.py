@@ -33,23 +33,21 @@ from shufflerl.noise import (
     TruncatedLaplace,
     UnaryNoise,
 )
-from shufflerl.privacy import accounting
+from shufflerl.privacy import loss as loss_module
 from shufflerl.privacy.accounting import (
-    NUMERIC_FLOOR,
     Budget,
-    PrivacyLoss,
     calibrate,
     calibrate_central,
     calibrate_dummies,
     calibrate_gaussian,
     calibrate_laplace,
-    calibrate_server,
     calibrate_unary,
     paper_noise,
     paper_tau,
-    privacy_loss,
+    uncut,
     warn_if_weak,
 )
+from shufflerl.privacy.loss import NUMERIC_FLOOR, PrivacyLoss, privacy_loss
 from tests.support.examples import random_mdp
 
 Lattice = PoissonNoise | BinomialNoise | DiscreteLaplace | TruncatedLaplace
@@ -188,8 +186,8 @@ def test_rounding_of_the_composition_stays_within_its_allowance(mean: float, cha
     """Direct convolution of positive numbers has no cancellation, so it shows what the Fourier transform loses."""
     noise = PoissonNoise(mean)
     gap = 1 / noise.sd / (5 if changed > FULL_RELEASE else 50)
-    masses, down, up = accounting._outcomes(noise)
-    pmfs = [accounting._connected_dots(masses, values, gap) for values in (down, up)]
+    masses, down, up = loss_module._outcomes(noise)
+    pmfs = [loss_module._connected_dots(masses, values, gap) for values in (down, up)]
     exact = np.ones(1)
     for each in pmfs:
         power, times = each._probs, changed // 2
@@ -207,7 +205,7 @@ def test_rounding_of_the_composition_stays_within_its_allowance(mean: float, cha
         infinite = 1 - ((1 - pmfs[0]._infinity_mass) * (1 - pmfs[1]._infinity_mass)) ** (changed // 2)
         truth = infinite + float((exact[high] * -np.expm1(epsilon - losses[high])).sum())
         error = abs(float(composed.get_delta_for_epsilon(float(epsilon))) - truth)
-        assert error <= accounting._rounding(changed) / 2 + 4e-16
+        assert error <= loss_module._rounding(changed) / 2 + 4e-16
 
 
 @pytest.mark.parametrize("changed", [2, 398])
@@ -226,7 +224,7 @@ def test_lumping_outcomes_into_blocks_only_adds_to_the_loss(monkeypatch: pytest.
     for noise, changed in itertools.product(laws, (2, 22)):
         exact = privacy_loss(noise, changed)
         with monkeypatch.context() as patch:
-            patch.setattr(accounting, "_BLOCKS_PER_DEVIATION", 250)
+            patch.setattr(loss_module, "_BLOCKS_PER_DEVIATION", 250)
             lumped = privacy_loss.__wrapped__(noise, changed)  # past the cache
         for epsilon in np.array([0.0, 1.0, 3.0, 5.0]) * math.sqrt(changed) / noise.sd:
             assert exact.delta(epsilon) < lumped.delta(epsilon) < 1.2 * exact.delta(epsilon)
@@ -336,7 +334,8 @@ def test_servers_draw_the_law_of_least_variance(changed: int, epsilon: float, sd
     budget = Budget(epsilon, DELTA)
     laplace, poisson = calibrate_laplace(budget, changed), calibrate(budget, changed)
     assert laplace.sd == pytest.approx(sd, rel=0.01)
-    dummies, own = calibrate_dummies(budget, changed), calibrate_server(budget, changed)
+    dummies = calibrate_dummies(budget, changed)
+    own = uncut(dummies)
     for law in (laplace, dummies, own):
         assert privacy_loss(law, changed).delta(epsilon) <= DELTA
     assert privacy_loss(DiscreteLaplace(0.999 * laplace.scale), changed).delta(epsilon) > DELTA
@@ -375,7 +374,8 @@ def test_a_trusted_server_draws_the_law_of_least_variance(participations: int) -
 
 @pytest.mark.parametrize("epsilon", [100.0, 800.0, 1e7, 1e200])
 def test_servers_noise_of_huge_budgets(epsilon: float) -> None:
-    for law in (calibrate_dummies(Budget(epsilon, DELTA), 22), calibrate_server(Budget(epsilon, DELTA), 22)):
+    dummies = calibrate_dummies(Budget(epsilon, DELTA), 22)
+    for law in (dummies, uncut(dummies)):
         assert privacy_loss(law, 22).delta(epsilon) <= DELTA
 
 
@@ -761,9 +761,9 @@ def test_special_functions_are_as_precise_as_the_accountant_takes_them_to_be() -
         for t in points.tolist():
             x = mpmath.mpf(float(t) / math.sqrt(2))
             exact = mpmath.exp(x * x) * mpmath.erfc(x)
-            assert abs(special.erfcx(float(x)) / exact - 1) <= accounting._MILLS_ERROR / 2
+            assert abs(special.erfcx(float(x)) / exact - 1) <= loss_module._MILLS_ERROR / 2
             if t >= 1:
-                assert abs(special.ndtr(t) / mpmath.ncdf(t) - 1) <= accounting._MILLS_ERROR / 2
+                assert abs(special.ndtr(t) / mpmath.ncdf(t) - 1) <= loss_module._MILLS_ERROR / 2
 
 
 def test_a_loss_is_one_kind_of_value() -> None:

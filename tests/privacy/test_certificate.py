@@ -19,8 +19,9 @@ from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Problem
 from shufflerl.noise import Noise, PoissonNoise
 from shufflerl.population import CountPopulation
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.certificate import ASSUMPTIONS, IMPLICATIONS, Certificate, at_most
+from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import (
     CentralNoise,
     LocalGaussian,

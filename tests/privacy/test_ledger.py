@@ -18,8 +18,9 @@ from scipy import stats
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError, ShuffleRLError, StateMismatchError
 from shufflerl.noise import BinomialNoise, GaussianNoise, NoNoise, PoissonNoise, UnaryNoise
 from shufflerl.privacy import ledger as ledger_module
-from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, calibrate_unary, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, calibrate_unary
 from shufflerl.privacy.ledger import Charge, Ledger
+from shufflerl.privacy.loss import privacy_loss
 from tests.support.waiting import PATIENCE
 from tests.support.warm import FORKS
 

@@ -17,7 +17,8 @@ from shufflerl.loop import learn
 from shufflerl.mdp import MDP
 from shufflerl.noise import GaussianNoise
 from shufflerl.population import CountPopulation
-from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian
+from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import (
     CentralNoise,
     LocalGaussian,

@@ -44,8 +44,9 @@ from shufflerl.noise import (
     TruncatedLaplace,
     UnaryNoise,
 )
-from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate
 from shufflerl.privacy.certificate import at_most
+from shufflerl.privacy.loss import privacy_loss
 
 #: Raised when the tables change, so that an older file is refused instead of misread.
 FORMAT = "shufflerl ledger 2"

@@ -31,6 +31,7 @@ from shufflerl.privacy import accounting
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge
+from shufflerl.privacy.loss import privacy_loss
 
 Law_co = TypeVar("Law_co", bound=Noise, covariant=True)
 
@@ -109,7 +110,7 @@ class Mechanism(ABC, Generic[Law_co]):
         Noise that goes with the query is calibrated to within a hair of the budget, which may be thinner for a part.
         """
         charges = [self.charge(query, users) for users in self._costliest_users(query)]
-        epsilon = max(accounting.privacy_loss(own.noise, own.changed).epsilon(self.budget.delta) for own in charges)
+        epsilon = max(privacy_loss(own.noise, own.changed).epsilon(self.budget.delta) for own in charges)
         return Certificate(
             epsilon=max(self.budget.epsilon, epsilon) if self.scales else epsilon,
             delta=self.budget.delta,
@@ -306,7 +307,7 @@ class StatedServers(ServersNoise):
 
     def _charge(self, query: Query, users: int) -> Charge:
         changed, laws = query.changed_counters * self.participations, (self.dummies(query), self.own(query))
-        spent = [accounting.privacy_loss(law, changed).epsilon(self.budget.delta) for law in laws]
+        spent = [privacy_loss(law, changed).epsilon(self.budget.delta) for law in laws]
         return Charge(laws[spent[1] > spent[0]], changed)
 
 

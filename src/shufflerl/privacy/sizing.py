@@ -10,8 +10,9 @@ from shufflerl.counts import CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Problem
 from shufflerl.noise import BinomialNoise, PoissonNoise, TruncatedLaplace
-from shufflerl.privacy.accounting import Budget, privacy_loss, warn_if_weak
+from shufflerl.privacy.accounting import Budget, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
+from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ServersNoise, ShuffledBinomial, ShuffledPoisson, StatedPoisson, StatedServers
 from shufflerl.privacy.protocol import Protocol
 

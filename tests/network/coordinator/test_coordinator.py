@@ -25,7 +25,8 @@ from shufflerl.network.protocol.wire import Action, ProblemError, Reason
 from shufflerl.network.shuffler.mixing import packed, permuted
 from shufflerl.noise import PoissonNoise
 from shufflerl.population import CountPopulation
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.loss import privacy_loss
 from tests.support.network_world import crash_at, pretend_to_seal, protocol_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")

@@ -25,7 +25,8 @@ from shufflerl.network.protocol.wire import Action, Exclusion, Opening, Signed, 
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ShuffledPoisson
 from tests.network.coordinator.test_coordinator import ENV, MDP
 from tests.support.network_world import QUERY, crash_at, new_identity, protocol_of

@@ -34,7 +34,8 @@ from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.network.web import contact
 from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.loss import privacy_loss
 from tests.network.web.test_http import serving
 from tests.support.network_world import PROBLEM, QUERY, Crash, World, meaning_of, new_identity
 from tests.support.waiting import PATIENCE

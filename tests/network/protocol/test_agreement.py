@@ -24,7 +24,8 @@ from shufflerl.network.protocol import agreement, masking, wire
 from shufflerl.network.protocol.agreement import UnacceptableError, by_users, parse_announcement
 from shufflerl.network.protocol.wire import OpenBatch, ProblemError, Reason, Signed, Transport
 from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate
+from shufflerl.privacy.loss import privacy_loss
 from tests.support.examples import full_batch, random_mdp, random_mixture
 from tests.support.network_world import QUERY, World, meaning_of, new_identity, open_batch, protocol_of, terms
 

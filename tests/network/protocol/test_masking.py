@@ -17,7 +17,8 @@ from shufflerl.network.protocol.sources import Servers, Users
 from shufflerl.network.protocol.wire import ProblemError, Reason, Transport
 from shufflerl.network.shuffler.shuffler import Limits
 from shufflerl.noise import DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
-from shufflerl.privacy.accounting import Budget, calibrate, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate
+from shufflerl.privacy.loss import privacy_loss
 from tests.support.network_world import EPISODE, QUERY, World, meaning_of, protocol_of, terms
 
 NEEDED = calibrate(Budget(1.0, 1e-5), QUERY.changed_counters).mean

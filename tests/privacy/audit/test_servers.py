@@ -18,8 +18,9 @@ from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery
 from shufflerl.noise import DiscreteLaplace, PoissonNoise, TruncatedLaplace
 from shufflerl.privacy import protocol
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit import ServersInMemory, audit, bench
+from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ServersNoise
 from tests.support.examples import mostly_slow
 

@@ -22,11 +22,12 @@ from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import GaussianNoise, PoissonNoise
 from shufflerl.privacy import protocol
-from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise
 from shufflerl.privacy.audit import MIN_SAMPLES, USERS, AuditReport, InMemory, audit, auditing
 from shufflerl.privacy.audit.bench import Bench, Played
 from shufflerl.privacy.audit.seats import Seat
 from shufflerl.privacy.audit.statistics import refutable_epsilon, visible_shortfall
+from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.protocol import Protocol
 from tests.support.examples import mostly_slow
 

@@ -19,8 +19,9 @@ from shufflerl.experiments.figures.base import Analysis, Evidence, Figure, Table
 from shufflerl.experiments.figures.lines import DELTA, DELTA_TEXT
 from shufflerl.mdp import Problem
 from shufflerl.noise import Noise
-from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau
 from shufflerl.privacy.certificate import at_most
+from shufflerl.privacy.loss import privacy_loss
 
 STATES, ACTIONS, HORIZON = 4, 2, 6
 USERS = 20_000

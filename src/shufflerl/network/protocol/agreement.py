@@ -285,7 +285,7 @@ class Terms:
 
     def check(self, agreement: Agreement) -> None:
         """Refuse a batch that gives less privacy than these terms ask for."""
-        from shufflerl.privacy.accounting import privacy_loss
+        from shufflerl.privacy.loss import privacy_loss
 
         announcement, source = agreement.announcement, agreement.source
         if self.noise not in ("either", source.name):

@@ -17,7 +17,7 @@ from shufflerl.privacy.audit import seats
 from shufflerl.privacy.audit.bench import USERS, Bench, Session, System
 from shufflerl.privacy.audit.report import AuditReport, Finding, judged
 from shufflerl.privacy.audit.seats import Seat
-from shufflerl.privacy.audit.statistics import bonferroni, scores_fit, spread_fit, two_sided
+from shufflerl.privacy.audit.statistics import bonferroni, spread_fit, tails_fit, two_sided
 from shufflerl.privacy.audit.users import InMemory
 
 #: Fewer transcripts than this of either batch, and the laws of the test statistics would be too far from their limits.
@@ -145,6 +145,6 @@ def _whole_noise(bench: Bench, session: Session, batches: list[IntArray]) -> flo
     p_values = []
     for column in zip(*residues, strict=True):
         law, noise = column[0][0], np.array([each for _, each in column])
-        scores = noise.sum(axis=0) / (math.sqrt(len(noise)) * law.sd)
-        p_values += [two_sided(scores.sum() / math.sqrt(scores.size)), scores_fit(scores), spread_fit(noise, law)]
+        total = two_sided(noise.sum() / (math.sqrt(noise.size) * law.sd))
+        p_values += [total, tails_fit(noise.sum(axis=0), law.repeated(len(noise))), spread_fit(noise, law)[0]]
     return bonferroni(*p_values)

@@ -23,9 +23,10 @@ from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.errors import ShuffleRLError
 from shufflerl.mdp import Problem
 from shufflerl.noise import BinomialNoise, DiscreteLaplace, PoissonNoise, TruncatedLaplace
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit.report import Finding, judged
 from shufflerl.privacy.audit.statistics import bonferroni, chi_square
+from shufflerl.privacy.loss import privacy_loss
 
 #: Users of a batch unless told otherwise, and the fewest: one is replaced, the others stand by.
 USERS = 4

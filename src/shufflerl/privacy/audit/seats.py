@@ -9,7 +9,7 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray
 from shufflerl.noise import BinomialNoise, PoissonNoise
-from shufflerl.privacy.accounting import Budget, privacy_loss
+from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit.bench import Law, Played, named
 from shufflerl.privacy.audit.report import Finding, judged
 from shufflerl.privacy.audit.statistics import (
@@ -26,6 +26,7 @@ from shufflerl.privacy.audit.statistics import (
     spread_fit,
     two_sided,
 )
+from shufflerl.privacy.loss import privacy_loss
 
 #: Tests of a seat with a random outcome.
 RANDOM_TESTS = 6
@@ -147,7 +148,7 @@ class Seat:
         p_values = []
         for some in (self.noise, self.noise[:, ::2]):
             sums, counters = some.sum(axis=1), some.shape[1]
-            p_values += [fit(sums, self.law.repeated(counters)), spread_fit(sums, self.law, counters)]
+            p_values += [fit(sums, self.law.repeated(counters)), *spread_fit(sums, self.law, counters)]
         statement = "Noise on different counters is independent"
         return judged(named("independence", self.name), bonferroni(*p_values), level, statement)
 

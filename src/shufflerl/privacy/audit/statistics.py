@@ -11,7 +11,8 @@ from scipy import special, stats
 
 from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.noise import GaussianNoise, Whole
-from shufflerl.privacy.accounting import Budget, calibrate_gaussian, privacy_loss
+from shufflerl.privacy.accounting import Budget, calibrate_gaussian
+from shufflerl.privacy.loss import privacy_loss
 
 _CELLS = 32
 
@@ -63,13 +64,22 @@ def outcomes(law: Whole) -> tuple[FloatArray, FloatArray]:
     return values, np.diff(law.cdf(values), prepend=0.0)
 
 
-def spread_fit(noise: FloatArray, law: Whole, each: int = 1) -> float:
-    """The p-value of the variance of sums of `each` draws: about chi-square, of fewer degrees by the kurtosis."""
+def tails_fit(noise: FloatArray, law: Whole) -> float:
+    """The p-value of the most extreme of some draws of a law of whole counts, exact for each of them."""
+    return bonferroni(*np.minimum(1.0, 2 * np.minimum(law.cdf(noise), 1 - law.cdf(noise - 1))))
+
+
+def spread_fit(noise: FloatArray, law: Whole, each: int = 1) -> tuple[float, float]:
+    """The p-values that sums of `each` draws vary too little, and too much.
+
+    Their variance is about chi-square, of fewer degrees by the kurtosis. Of few sums of Laplace noise the first is
+    right or larger than that, the second too small by some factor far out.
+    """
     values, masses = outcomes(law)
     excess = float((values**4 * masses).sum()) / law.variance**2 - 3
     degrees = 2 * noise.size / (2 + excess / each)
     ratio = degrees * float((noise**2).mean()) / (each * law.variance)
-    return min(1.0, 2 * float(min(stats.chi2.cdf(ratio, degrees), stats.chi2.sf(ratio, degrees))))
+    return float(stats.chi2.cdf(ratio, degrees)), float(stats.chi2.sf(ratio, degrees))
 
 
 def mean_fit(values: FloatArray, variance: float, groups: IntArray) -> float:
