@@ -33,17 +33,17 @@ def run() -> list[Figure]:
         raise SkippedError(MISSING)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for name in ("nats", "two", "one", "rounds"):
+        for name in ("nats", "servers", "users", "one", "rounds"):
             (folder / name).mkdir()
+        by_users = _on_a_cluster(folder / "users", "users")
+        ours = _on_a_cluster(folder / "servers", "servers")
         cluster = Cluster(folder / "nats")
         try:
-            servers = [process.pid for process in cluster.processes if process is not None]
-            ours = Measured(folder / "two", 2, servers, "--store", cluster.url)
             latencies = {noise: _latency(cluster, noise) for noise in MODES}
             passed = rounds(folder / "rounds", cluster)
         finally:
             cluster.stop()
-        peer = Measured(folder / "one", 1, [])
+        peer = Measured(folder / "one", 1, [], "servers")
     what = f"durable reports, noise by servers, two front ends, three servers, {CONNECTIONS} connections"
     parts = ", ".join(f"{name} {1e6 * cost:.0f}" for name, cost in ours.core.items())
     return [
@@ -51,6 +51,7 @@ def run() -> list[Figure]:
         Figure.at_least(
             1, f"what {CORES} cores take by their time (µs: {parts})", "per s", ours.possible, REQUIRED, "required"
         ),
+        Figure.at_least(1, what, "per s", ours.rate, by_users.rate, "noise by users"),
         Figure.at_least(0.5, what, "per s", ours.rate, peer.rate, "one front end on SQLite"),
         Figure.at_most(
             *(1, "from a batch's last report to counts, noise by servers", "s", latencies["servers"]),
@@ -58,6 +59,16 @@ def run() -> list[Figure]:
         ),
         Figure.at_least(1, "rounds of kill -9 with all acknowledged reports released once", "", passed, ROUNDS, "all"),
     ]
+
+
+def _on_a_cluster(folder: Path, noise: NoiseBy) -> Measured:
+    """Two front ends on three servers of their own."""
+    cluster = Cluster(folder)
+    try:
+        servers = [process.pid for process in cluster.processes if process is not None]
+        return Measured(folder, 2, servers, noise, "--store", cluster.url)
+    finally:
+        cluster.stop()
 
 
 def _latency(cluster: Cluster, noise: NoiseBy) -> float:
@@ -71,7 +82,7 @@ def _latency(cluster: Cluster, noise: NoiseBy) -> float:
 class Measured:
     """Reports per second of one report each, and the core time that front ends, servers and senders take for one."""
 
-    def __init__(self, folder: Path, fronts: int, servers: list[int], *store: str) -> None:
+    def __init__(self, folder: Path, fronts: int, servers: list[int], noise: NoiseBy, *store: str) -> None:
         coordinator = SigningKey.load(folder / "coordinator.pem")
         SigningKey.load(folder / "keys" / "identity.pem")
         enrolment = SigningKey.load(folder / "keys" / "enrolment.pem")
@@ -89,7 +100,7 @@ class Measured:
                 "servers": servers,
                 "senders": [os.getpid()],
             }
-            asyncio.run(self._load(coordinator, enrolment))
+            asyncio.run(self._load(coordinator, enrolment, noise))
         finally:
             for role in started:
                 role.stop()
@@ -99,8 +110,8 @@ class Measured:
         """Reports per second if nothing else ran and nothing waited."""
         return CORES / sum(self.core.values())
 
-    async def _load(self, coordinator: SigningKey, enrolment: SigningKey) -> None:
-        _, _, said = announced(REPORTS + 1)  # it does not fill: releasing it is not what is timed
+    async def _load(self, coordinator: SigningKey, enrolment: SigningKey, noise: NoiseBy) -> None:
+        _, _, said = announced(REPORTS + 1, noise)  # it does not fill: releasing it is not what is timed
         task = said.task.hex()
         await ask(self._ports[0], "POST", "/v1/announcements", wire.encode(coordinator.sign(said)))
         batch = wire.decode(OpenBatch, await ask(self._ports[-1], "GET", f"/v1/tasks/{task}/batch"))

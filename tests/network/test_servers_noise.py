@@ -40,6 +40,7 @@ from tests.support.network_world import (
     Crash,
     World,
     crash_at,
+    dying,
     meaning_of,
     new_identity,
     pretend_to_seal,
@@ -254,17 +255,8 @@ def test_a_large_batch_with_dummies_is_mixed_in_slices(monkeypatch: pytest.Monke
     pieces = [there.store.kept(id, dummies.name(number)) for number in range(len(dummies.slices(meaning_of(there))))]
     ours = sum(len(piece or b"") for piece in pieces) // 52
     for deaths in range(1, 40, 3):
-        left = deaths
-
-        def dying(id: BatchId, name: str, value: bytes) -> bytes:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Crash
-            return keep(id, name, value)
-
         with monkeypatch.context() as patch:
-            patch.setattr(there.store, "keep", dying)
+            patch.setattr(there.store, "keep", dying(keep, deaths))
             try:
                 there.shuffler.advance()
                 break

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,7 @@ from shufflerl.network.protocol.wire import (
     Transport,
 )
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
-from shufflerl.network.stores.store import SQLiteStore, Store
+from shufflerl.network.stores.store import BatchId, SQLiteStore, Store
 from shufflerl.noise import NoiseSum, PoissonNoise
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.protocol import Protocol
@@ -50,6 +51,9 @@ EPISODE = Trajectories([[0, 1]], [[0, 1]], [[0, 1]])
 
 def new_identity() -> SigningKey:
     return SigningKey(Ed25519PrivateKey.generate())
+
+
+Keep = Callable[[BatchId, str, bytes], bytes]
 
 
 class Crash(BaseException):
@@ -210,6 +214,18 @@ def terms(epsilon: float = 1.0, **options: Any) -> Terms:
 
 def open_batch(world: World) -> OpenBatch:
     return world.shuffler.current(world.task)
+
+
+def dying(keep: Keep, calls: int) -> Keep:
+    """A store's `keep` that crashes at the last of so many calls."""
+    left = itertools.count(calls - 1, -1)
+
+    def kept(id: BatchId, name: str, value: bytes) -> bytes:
+        if next(left) == 0:
+            raise Crash
+        return keep(id, name, value)
+
+    return kept
 
 
 def pretend_to_seal(monkeypatch: pytest.MonkeyPatch) -> None:

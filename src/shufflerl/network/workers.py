@@ -9,16 +9,17 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 
 
-def pool(workers: int) -> ProcessPoolExecutor:
-    """A pool of new processes; nothing is forked, so none inherits another's state."""
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
+def pool(workers: int, niceness: int = 0) -> ProcessPoolExecutor:
+    """A pool of new processes, so much nicer than this one; nothing is forked, so none inherits another's state."""
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(niceness,))
 
 
-def _end_with_parent() -> None:
+def _begin(niceness: int) -> None:
     """A pool's workers wait for work for ever if their parent is killed; these look after it.
 
     Ctrl-C reaches every process of a terminal, and is their parent's to answer.
     """
+    os.nice(niceness)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -92,7 +93,7 @@ class System:
         return sent
 
     def tampered(self, meaning: Agreement, opening: Opening, tamper: Tamper, tags: IntArray) -> wire.Report:
-        token, seed = self.mint(), bytes(32)
+        token, seed = self.mint(), secrets.token_bytes(32)
         vector = masking.words(masking.masked(tags, seed, meaning.query.size, meaning.word_bytes), 2).copy()
         key, info = crypto.public_box_key(meaning.announcement.tag_key), meaning.seed_info
         if tamper is None:
@@ -229,7 +230,7 @@ def test_too_many_that_cannot_be_opened_are_told_and_not_summed(system: System) 
 
 def shift(by: int) -> Tamper:
     def tamper(vector: masking.Words) -> None:
-        vector[3] += np.uint16(by % 2**16)
+        vector[3:4] += np.uint16(by % 2**16)
 
     return tamper
 
@@ -316,6 +317,25 @@ def test_a_shuffler_that_hands_over_other_than_was_agreed_is_refused(system: Sys
         system.coordinator.absorb(system.release())
 
 
+def test_one_users_vector_handed_over_again_and_again_is_not_summed(tmp_path: Path) -> None:
+    """By a shuffler that hands over its seed for every user's, and its masked vector as often: far above any noise."""
+    system = System(tmp_path, dataclasses.replace(RUN, noise="servers"))
+    meaning, (_, attempt, signed) = system.meaning, system.pending
+    users, tags, seed = meaning.batch.users, meaning.source.tags(play(ENV, meaning)), bytes(range(32))
+    sealed = crypto.seal(crypto.public_box_key(meaning.announcement.tag_key), meaning.seed_info, seed)
+    vector = masking.words(masking.masked(tags, seed, meaning.query.size, meaning.word_bytes), meaning.word_bytes)
+    before = system.coordinator.learner.save()
+    system.shuffler.announce(signed)
+    system.coordinator.open_seeds([users * sealed])
+    assert system.coordinator.exclusion is not None
+    said = wire.decode(Exclusion, system.coordinator.exclusion.payload)
+    assert said.positions == list(range(1, users))
+    with pytest.raises(SpoiltSumError):
+        system.coordinator.absorb([np.asarray(users * vector, dtype=vector.dtype).tobytes()])
+    assert system.coordinator.learner.save() == before
+    assert system.pending[:2] == (0, attempt + 1)
+
+
 def test_workers_unmask_as_one_process_does() -> None:
     key = crypto.new_box_key()
     seeds = [bytes([number]) * 32 for number in range(9)]
@@ -323,7 +343,8 @@ def test_workers_unmask_as_one_process_does() -> None:
     spoilt = sealed[:-1] + b"?"
     opener = Opener(2)
     raw = key.private_bytes_raw()
-    assert opener.seeds(raw, b"info", [sealed, spoilt]) == Opener().seeds(raw, b"info", [sealed, spoilt])
+    assert opener.seeds(raw, b"info", [sealed, spoilt]) == [*seeds, *[None] * 9]  # those that came again left out
+    assert Opener().seeds(raw, b"info", [sealed, spoilt]) == [*seeds, *[None] * 9]
     assert Opener().seeds(raw, b"info", [spoilt]) == [*seeds[:-1], None]
     masks = opener.masks(seeds, 50, 4)
     opener.close()

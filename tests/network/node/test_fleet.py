@@ -27,6 +27,7 @@ from shufflerl.network.node.composing import compose
 from shufflerl.network.node.fleet import Fleet
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Terms, UnacceptableError
+from shufflerl.network.workers import pool
 from shufflerl.privacy.accounting import Budget
 from tests.network.node.test_node import ENV, TERMS, Place, check_sent, place, releases
 from tests.support.network_world import Crash, World, open_batch
@@ -337,6 +338,11 @@ def test_nodes_say_that_they_wait_and_end_in_order_when_told_to(tmp_path: Path) 
         nodes.kill()
     assert (nodes.returncode, more) == (0, "")
     assert json.loads(said)["verdicts"] == {}
+
+
+def test_workers_can_be_nicer_than_their_role() -> None:
+    with pool(1, niceness=3) as workers:
+        assert workers.submit(os.nice, 0).result() == min(19, os.nice(0) + 3)
 
 
 def test_workers_end_with_their_role_even_if_it_is_killed(tmp_path: Path) -> None:

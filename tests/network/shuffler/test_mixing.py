@@ -17,7 +17,7 @@ from shufflerl.network.shuffler import mixing
 from shufflerl.network.shuffler.shuffler import Shuffler
 from shufflerl.network.stores.store import BatchId, SQLiteStore, Store
 from tests.contracts.store import ID
-from tests.support.network_world import Crash, World, pretend_to_seal
+from tests.support.network_world import Crash, World, dying, pretend_to_seal
 
 
 class Parts:
@@ -105,17 +105,8 @@ def test_slices_of_a_dead_process_are_done_by_others(monkeypatch: pytest.MonkeyP
     world = sealed_world()
     keep = world.store.keep
     for deaths in range(1, 12):
-        left = deaths
-
-        def dying(id: BatchId, name: str, value: bytes) -> bytes:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Crash
-            return keep(id, name, value)
-
         with monkeypatch.context() as patch:
-            patch.setattr(world.store, "keep", dying)
+            patch.setattr(world.store, "keep", dying(keep, deaths))
             try:
                 world.shuffler.advance()
                 break

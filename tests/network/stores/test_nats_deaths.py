@@ -19,7 +19,7 @@ from shufflerl.network.stores.store import BatchId, Store
 from tests.contracts.store import ID, KEY, REPORTS, ROW
 from tests.support.nats_cluster import MISSING, server_binary
 from tests.support.nats_fronts import Front, state_of
-from tests.support.network_world import Crash, World, crash_at, pretend_to_seal
+from tests.support.network_world import Crash, World, crash_at, dying, pretend_to_seal
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(server_binary() is None, reason=MISSING)
@@ -129,16 +129,9 @@ def test_slices_are_shared_and_a_dead_process_is_replaced(front: Front, monkeypa
     world = World(users=6, noise_mean=1e-9, store=front())
     world.announce()
     world.upload(*(world.marked_report(mark) for mark in range(6)))
-    keep, left = world.store.keep, 9
+    keep = world.store.keep
 
-    def dying(id: BatchId, name: str, value: bytes) -> bytes:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Crash
-        return keep(id, name, value)
-
-    monkeypatch.setattr(world.store, "keep", dying)
+    monkeypatch.setattr(world.store, "keep", dying(keep, 9))
     with pytest.raises(Crash):
         world.shuffler.advance()
     opened = Counter[bytes]()

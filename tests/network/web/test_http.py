@@ -105,6 +105,21 @@ def test_bytes_that_wait_are_bounded(world: World, monkeypatch: pytest.MonkeyPat
     assert world.shuffler.accepted == 2
 
 
+def test_dummies_are_sealed_when_reports_leave_the_processor_idle(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[tuple[int, ...]] = []
+
+    def pool(*given: int) -> ThreadPoolExecutor:
+        pools.append(given)
+        return ThreadPoolExecutor(1)
+
+    monkeypatch.setattr(shuffler_app, "pool", pool)
+    with TestClient(ShufflerServer(world.shuffler, world.store, workers=2).app):
+        assert pools == [(2, shuffler_app.NICENESS)]
+    assert shuffler_app.NICENESS > 0
+
+
 def test_a_batch_over_http(world: World, client: TestClient) -> None:
     marks = [world.marked_report(mark) for mark in range(3)]
     path = f"/v1/tasks/{world.task.hex()}"

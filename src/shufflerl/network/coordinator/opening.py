@@ -85,9 +85,14 @@ class Opener:
         return Counted(total, padding, invalid)
 
     def seeds(self, key: bytes, info: bytes, chunks: Iterable[bytes]) -> list[bytes | None]:
-        """The seeds of all chunks in their order."""
+        """The seeds of all chunks in their order; None for each that cannot be opened, or was there before.
+
+        Whoever hands seeds over could else have one user's vector added and unmasked again and again, as with tags.
+        """
         parts = [part for chunk in chunks for part in _split(chunk, wire.SEALED_SEED_BYTES)]
-        return [seed for some in self._all(open_seeds, [(key, info, part) for part in parts]) for seed in some]
+        opened = [seed for some in self._all(open_seeds, [(key, info, part) for part in parts]) for seed in some]
+        first = {seed: place for place, seed in reversed(list(enumerate(opened)))}
+        return [seed if first[seed] == place else None for place, seed in enumerate(opened)]
 
     def masks(self, seeds: list[bytes], counters: int, size: int) -> masking.Words:
         """The masks of all seeds together."""

@@ -37,6 +37,8 @@ MAX_QUEUED = 20_000
 MAX_QUEUED_BYTES = 256 * 2**20
 #: Seconds between looks at the clock.
 TICK = 1.0
+#: By how much sealing dummies is nicer than taking reports: they are needed when the batch is full, reports now.
+NICENESS = 10
 #: Bytes of an announcement or command.
 MAX_COMMAND = 64 * 2**20
 
@@ -53,7 +55,10 @@ class ShufflerServer:
         self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._announced = asyncio.Event()
-        self._workers, self._sealers = workers, pool(workers)  # processes begin when there is something to seal
+        self._workers, self._sealers = (
+            workers,
+            pool(workers, NICENESS),
+        )  # processes begin when there is something to seal
         self._started = time.time()
         self._watching = Watching("shuffler.html", self._look)
         self._registry = CollectorRegistry()
@@ -101,7 +106,7 @@ class ShufflerServer:
                 self._wake.set()  # a full batch may have waited for its dummies
             except BrokenExecutor:
                 logs.log.warning("a process that seals dummies has died; others are started")
-                self._sealers = pool(self._workers)
+                self._sealers = pool(self._workers, NICENESS)
             except StorageError:
                 pass  # `trouble` tells it
             except Exception:  # nor may this end in silence: no batch would be released any more
