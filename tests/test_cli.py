@@ -139,6 +139,18 @@ def test_a_gymnasium_environment_is_told_in_its_own_units_and_without_colour_cod
     assert cli._plain("\x1b[33mWARN: old\x1b[0m") == "WARN: old"
 
 
+@pytest.mark.parametrize("wrong", ["1.5", "many", "inf"])
+def test_a_count_that_is_none_is_refused_with_a_sentence(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["shufflerl", "run", "riverswim", "--episodes", wrong])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert f"'{wrong}' is no whole number; write it as 20000 or 2e4." in said
+
+
 def test_an_environment_without_a_table_is_played(call: Call) -> None:
     arguments = ["id=Blackjack-v1", "horizon=5", "reward_low=-1", "reward_high=1"]
     options = [item for argument in arguments for item in ("--env-param", argument)]

@@ -8,9 +8,10 @@ import pytest
 from shufflerl import planning
 from shufflerl.episodes import LONGEST, EpisodeStretch
 from shufflerl.errors import InvalidInputError
+from shufflerl.history import History
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.loop import learn
-from shufflerl.mdp import MDP
+from shufflerl.mdp import MDP, Mixture
 from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.privatizers.none import NoPrivacy
 from tests.support.examples import random_mdp
@@ -100,6 +101,21 @@ def test_switches_add_up_wherever_a_run_is_cut(batch: int) -> None:
         restored = start()[0]
         restored.restore(learner.save())
         assert first.switches + learn(restored, users, NoPrivacy()).switches == whole.switches > 0
+
+
+def test_what_was_deployed_is_counted_as_mixtures_and_as_policies() -> None:
+    """Two mixtures of the same two policies, one of these by itself twice, and one that nobody was given."""
+    left, right, other = ([[action] * 4] * 6 for action in (0, 1, 2))
+    deployed = (
+        Mixture([left, right], [0.5, 0.5]),
+        Mixture.single(left),
+        Mixture([left, right], [0.1, 0.9]),
+        np.array(left, dtype=np.int32),
+        Mixture([left, other], [1.0, 0.0]),
+    )
+    nothing = np.zeros(5)
+    history = History(np.ones(5, np.int64), nothing, nothing, np.arange(5), deployed, switches=4)
+    assert (history.distinct, history.policies) == (4, 2)
 
 
 @pytest.mark.parametrize("batches", [1.5, -1, "2"])

@@ -370,10 +370,12 @@ def _tell_time(setting: Setting, first: int, seeds: int) -> None:
 
     seconds = expected_seconds(setting, first)
     if seconds is not None and seconds * seeds > 10:
+        ours = setting.learner == "optimistic"
+        fewer = "--learner-param batches=10" if ours else "--learner ucbvi --learner-param batch=1000"
         long = f"{seconds * seeds:.0f} seconds" if seconds * seeds < 120 else f"{seconds * seeds / 60:.0f} minutes"
         typer.echo(
             f"A large problem: by its first batch this will take about {long}. Fewer and larger batches take less, as "
-            "with --learner ucbvi --learner-param batch=1000.",
+            f"with {fewer}.",
             err=True,
         )
 

@@ -15,7 +15,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON obj
 def _whole(text: str | int) -> int:
     from shufflerl.checks import read_whole
 
-    return read_whole(text)
+    try:
+        return read_whole(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no whole number; write it as 20000 or 2e4.") from None
 
 
 def count(help: str) -> Any:

@@ -147,6 +147,16 @@ class TestMake:
         with pytest.raises(InvalidInputError, match="has no time limit of its own; give horizon"):
             make("Blackjack-v1")
 
+    def test_an_id_without_version_is_the_newest_that_gymnasium_has(self) -> None:
+        import gymnasium
+
+        newest = max(spec.version or 0 for spec in gymnasium.registry.values() if spec.name == "Taxi")
+        taxi = make("Taxi", horizon=3)
+        assert isinstance(taxi, MDP)
+        assert np.array_equal(taxi.transitions, make(f"Taxi-v{newest}", horizon=3).transitions)  # type: ignore[union-attr]
+        with pytest.raises(UnknownNameError, match="There is no environment 'Cab'"):
+            make("Cab")
+
     def test_parameters_from_the_command_line(self) -> None:
         chosen = ENVIRONMENTS.parse("random", ["n_states=3", "branching=none", "homogeneous=true"])
         assert chosen == {"n_states": 3, "branching": None, "homogeneous": True}

@@ -34,14 +34,15 @@ def test_lower_needs_the_whole_interval() -> None:
     assert lower(around(10, 1, 1), around(20, 1, 2)).verdict is Verdict.HOLDS
     assert lower(around(20, 1, 1), around(10, 1, 2)).verdict is Verdict.NOT_HERE
     cannot_tell = lower(around(10, 30, 1), around(12, 30, 2))
-    assert cannot_tell.verdict is Verdict.NOT_HERE
-    assert lower(np.array([1.0]), np.array([2.0])).verdict is Verdict.NOT_HERE, "one seed shows nothing"
+    assert cannot_tell.verdict is Verdict.OPEN
+    assert lower(np.array([1.0]), np.array([2.0])).verdict is Verdict.OPEN, "one seed shows nothing"
+    assert lower(np.array([2.0, 2.0]), np.array([2.0, 2.0])).verdict is Verdict.NOT_HERE, "equal is not below"
 
 
 def test_lower_is_paired_by_seed() -> None:
     hard = around(0, 100)  # some seeds are hard for both
     assert lower(hard + around(-1, 0.1, 1), hard).verdict is Verdict.HOLDS
-    assert lower(hard + around(-1, 0.1, 1), hard[::-1]).verdict is Verdict.NOT_HERE
+    assert lower(hard + around(-1, 0.1, 1), hard[::-1]).verdict is Verdict.OPEN
 
 
 def test_lower_says_the_means_and_the_difference() -> None:
@@ -52,8 +53,10 @@ def test_lower_says_the_means_and_the_difference() -> None:
 def test_within_a_factor_in_both_directions() -> None:
     assert within(around(12, 0.1, 1), 1.25, around(10, 0.1, 2)).verdict is Verdict.HOLDS
     assert within(around(13, 0.1, 1), 1.25, around(10, 0.1, 2)).verdict is Verdict.NOT_HERE
-    assert within(around(12.4, 5, 1), 1.25, around(10, 5, 2)).verdict is Verdict.NOT_HERE, "the interval reaches beyond"
-    assert "1.2 times as much" in within(np.full(3, 12.0), 1.25, np.full(3, 10.0)).numbers
+    assert within(around(12.4, 5, 1), 1.25, around(10, 5, 2)).verdict is Verdict.OPEN, "the interval reaches beyond"
+    assert within(np.full(3, 12.5), 1.25, np.full(3, 10.0)).verdict is Verdict.HOLDS, "just as much is within"
+    said = within(np.full(3, 12.0), 1.25, np.full(3, 10.0)).numbers
+    assert said == "12 against 10: 1.2 times as much; exceeds the bound by -0.5"
 
 
 def test_together_all_must_hold_and_the_failing_are_named() -> None:
@@ -61,6 +64,10 @@ def test_together_all_must_hold_and_the_failing_are_named() -> None:
     assert together([("a", good), ("b", good)]) == Outcome(Verdict.HOLDS, "a: 1; b: 1")
     assert together([("a", good), ("b", bad)]) == Outcome(Verdict.NOT_HERE, "Not for b. All: a: 1; b: 2")
     assert together([("a", bad)]).verdict is Verdict.NOT_HERE
+    unsure = Outcome(Verdict.OPEN, "3")
+    assert together([("a", good), ("c", unsure)]) == Outcome(Verdict.OPEN, "Not settled for c. All: a: 1; c: 3")
+    both = together([("a", bad), ("c", unsure)])
+    assert both == Outcome(Verdict.NOT_HERE, "Not for a. Not settled for c. All: a: 2; c: 3")
 
 
 @pytest.mark.parametrize(
@@ -81,10 +88,12 @@ def test_from_some_k_on_it_must_hold_at_every_k(held: list[bool], verdict: Verdi
 def test_an_outcome_says_since_when() -> None:
     assert str(Outcome(Verdict.FROM, "", 1e5)) == "holds from K = 1e5"
     assert str(Outcome(Verdict.NOT_HERE, "")) == "does not hold at this K"
+    assert [Outcome(verdict, "").short for verdict in Verdict][:3] == ["holds", "not at this K", "not settled"]
 
 
 def test_only_what_fails_is_explained() -> None:
     assert Claim("here", "x", "x", Outcome(Verdict.HOLDS, ""), "because").explanation == ""
+    assert Claim("here", "x", "x", Outcome(Verdict.OPEN, ""), "because").explanation == ""
     assert Claim("here", "x", "x", Outcome(Verdict.NOT_HERE, ""), "because").explanation == "because"
     assert Claim("here", "x", "x", Outcome(Verdict.FROM, "", 10.0), "because").as_dict()["why"] == "because"
 
@@ -164,8 +173,9 @@ def test_times_over_is_a_geometric_mean_whose_whole_interval_must_say_so() -> No
     assert "over 2 environments and budgets" in sure.numbers
     mixed = times_over([around(90, 1, 1), around(10, 0.1, 2)], [around(10, 1, 3), around(10, 0.1, 4)])
     assert mixed.numbers.startswith("3 ["), "9 times and once are thrice in the geometric mean"
-    assert mixed.verdict is Verdict.NOT_HERE, "the interval reaches below"
-    assert times_over([around(25, 4, 1)], [around(8, 2, 2)]).verdict is Verdict.NOT_HERE
+    assert mixed.verdict is Verdict.OPEN, "the interval reaches below"
+    assert times_over([around(25, 4, 1)], [around(8, 2, 2)]).verdict is Verdict.OPEN
+    assert times_over([around(20, 1, 1)], [around(10, 1, 2)]).verdict is Verdict.NOT_HERE
     assert times_over([], []).verdict is Verdict.NOT_HERE
 
 

@@ -360,7 +360,8 @@ def test_the_command_prints_the_verdicts_and_the_page(
     assert f"Report: {undisturbed / 'report.html'}" in said.out
     assert f"The paper's own figures: {undisturbed / 'figures' / 'overview.png'}\n" in said.out
     lines = [line for line in said.out.splitlines() if str(undisturbed) not in line]
-    assert all(line.startswith(("holds ", "not at this K ", "from K = ")) and len(line) <= 80 for line in lines)
+    verdicts = ("holds ", "not at this K ", "not settled ", "from K = ")
+    assert all(line.startswith(verdicts) and len(line) <= 80 for line in lines)
     assert [line for line in lines if line.endswith("  Bandit, ε = 1: SDP-PE below UCBVI-LDP")]
     assert f"Resuming {undisturbed / TUNING}" in said.err
     assert f"Resuming {undisturbed / RUNS}" in said.err

@@ -15,7 +15,7 @@ import pytest
 
 from shufflerl.errors import StateMismatchError, StorageError
 from shufflerl.experiments import engine, store
-from shufflerl.experiments.cells import Cell, Result, run_cell
+from shufflerl.experiments.cells import FORMAT, Cell, Result, run_cell
 from shufflerl.experiments.setting import Setting
 from tests.support.waiting import PATIENCE
 
@@ -181,7 +181,7 @@ def test_a_folder_of_another_version_is_refused(folder: Path, name: str) -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda m: {**m, "format": 99}, "has format 99, and this version of shufflerl reads format 2"),
+        (lambda m: {**m, "format": 99}, f"has format 99, and this version of shufflerl reads format {FORMAT}"),
         (lambda m: {**m, "sweep": 3}, "is damaged"),
         (lambda m: {**m, "sweep": [{**m["sweep"][0], "setting": {"new": 1}}]}, "is damaged"),
         (lambda _: [], "is damaged"),

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from shufflerl.envs.from_gymnasium import GymSimulator, from_gymnasium
+from shufflerl.envs.from_gymnasium import GymSimulator, from_gymnasium, newest_id
 from shufflerl.envs.players import Player
+from shufflerl.errors import UnknownNameError
 from shufflerl.mdp import MDP
 from shufflerl.registry import Entry, Registry
 from shufflerl.seeding import Seed, stream
@@ -38,12 +39,17 @@ class _GymEntry(Entry):
 
 
 class _Environments(Registry):
-    """Ours by name, and Gymnasium's by their ids, such as CartPole-v1."""
+    """Ours by name, and Gymnasium's by their ids, such as CartPole-v1, or Taxi: the newest that Gymnasium has."""
 
     def entry(self, name: str) -> Entry:
         if isinstance(name, str) and re.fullmatch(r"[\w./:-]+-v\d+", name):
             return _GymEntry("", f"Gymnasium's {name}", name)
-        return super().entry(name)
+        try:
+            return super().entry(name)
+        except UnknownNameError:
+            if newest := newest_id(name):
+                return _GymEntry("", f"Gymnasium's {newest}", newest)
+            raise
 
 
 ENVIRONMENTS = _Environments(

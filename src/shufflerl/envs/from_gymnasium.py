@@ -55,7 +55,7 @@ def from_gymnasium(
     env = _made(id, options)
     limit = None if env.spec is None else _time_limit(env.spec.id)
     if horizon is None and limit is None:
-        raise InvalidInputError(f"{id} has no time limit of its own; give horizon=...")
+        raise InvalidInputError(f"{id} has no time limit of its own; give horizon, such as horizon=10.")
     steps = checks.whole("horizon", limit if horizon is None else horizon, least=1)
     if _has_box(env):
         return GymPlayer(env, steps, return_low, return_high)
@@ -69,7 +69,7 @@ def from_gymnasium(
     high: Any = declared[1] if reward_high is None else reward_high
     if any(bound in (None, -math.inf, math.inf) for bound in (low, high)):
         raise InvalidInputError(
-            f"{id} does not say what range its rewards have; give reward_low=... and reward_high=..."
+            f"{id} does not say what range its rewards have; give both, such as reward_low=-1 and reward_high=1."
         )
     return GymSimulator(env, steps, low, high)
 
@@ -172,6 +172,16 @@ def _made(id: str, options: str) -> gymnasium.Env[Any, Any]:
             "the environment needs."
         ) from reason
     return env
+
+
+def newest_id(name: str) -> str | None:
+    """The newest version of the environment that Gymnasium calls `name`: Taxi-v4, None if it has no such."""
+    try:
+        library = import_module("gymnasium")
+    except ImportError:
+        return None
+    versions = [(spec.version, id) for id, spec in library.registry.items() if spec.name == name and spec.version]
+    return max(versions)[1] if versions else None
 
 
 def _time_limit(id: str) -> int | None:

@@ -22,6 +22,7 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"
     NOT_HERE = "does not hold at this K"
+    OPEN = "not settled by these seeds"
     FROM = "holds from K"
 
 
@@ -41,7 +42,7 @@ class Outcome:
         """The verdict in a few words."""
         if self.since is not None:
             return f"from K = {power(self.since)}"
-        return "holds" if self.verdict is Verdict.HOLDS else "not at this K"
+        return {Verdict.HOLDS: "holds", Verdict.OPEN: "not settled"}.get(self.verdict, "not at this K")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Claim:
     @property
     def explanation(self) -> str:
         """Why it fails, where it does."""
-        return "" if self.outcome.verdict is Verdict.HOLDS else self.why
+        return "" if self.outcome.verdict in (Verdict.HOLDS, Verdict.OPEN) else self.why
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -81,8 +82,16 @@ def lower(smaller: FloatArray, larger: FloatArray) -> Outcome:
     """
     difference = interval(smaller - larger)
     numbers = f"{spread(smaller)} against {spread(larger)}; difference {shown(difference)}"
-    sure = difference.high is not None and difference.high < 0
-    return Outcome(Verdict.HOLDS if sure else Verdict.NOT_HERE, numbers)
+    return Outcome(negative(difference, strictly=True), numbers)
+
+
+def negative(estimate: Estimate, *, strictly: bool = False) -> Verdict:
+    """Claim: it is at most zero, or below. An interval on both sides leaves that open, and so does a single seed."""
+    if estimate.low is None or estimate.high is None:
+        return Verdict.OPEN
+    if estimate.high < 0 or (estimate.high == 0 and not strictly):
+        return Verdict.HOLDS
+    return Verdict.NOT_HERE if estimate.low > 0 or (estimate.low == 0 and strictly) else Verdict.OPEN
 
 
 def within(value: FloatArray, factor: float, reference: FloatArray) -> Outcome:
@@ -91,19 +100,27 @@ def within(value: FloatArray, factor: float, reference: FloatArray) -> Outcome:
     It holds if the whole 95% interval of the mean of value - factor * reference is at most zero.
     """
     excess = interval(value - factor * reference)
-    sure = excess.high is not None and excess.high <= 0
     ratio = value.mean() / reference.mean()
-    numbers = f"{spread(value)} against {spread(reference)}: {ratio:.3g} times as much"
-    return Outcome(Verdict.HOLDS if sure else Verdict.NOT_HERE, numbers)
+    numbers = (
+        f"{spread(value)} against {spread(reference)}: {ratio:.3g} times as much; exceeds the bound by {shown(excess)}"
+    )
+    return Outcome(negative(excess), numbers)
 
 
 def together(outcomes: Sequence[tuple[str, Outcome]]) -> Outcome:
     """Claim: all of these, each named by what it is of."""
-    failed = [name for name, outcome in outcomes if outcome.verdict is not Verdict.HOLDS]
+    failed, unsettled = (
+        [name for name, outcome in outcomes if outcome.verdict is verdict]
+        for verdict in (Verdict.NOT_HERE, Verdict.OPEN)
+    )
     numbers = "; ".join(f"{name}: {outcome.numbers}" for name, outcome in outcomes)
-    if failed and len(failed) < len(outcomes):
-        numbers = f"Not for {'; '.join(failed)}. All: {numbers}"
-    return Outcome(Verdict.NOT_HERE if failed else Verdict.HOLDS, numbers)
+    some = [
+        f"{word} for {'; '.join(names)}. "
+        for word, names in (("Not", failed), ("Not settled", unsettled))
+        if 0 < len(names) < len(outcomes)
+    ]
+    verdict = Verdict.NOT_HERE if failed else Verdict.OPEN if unsettled else Verdict.HOLDS
+    return Outcome(verdict, "".join([*some, "All: " if some else "", numbers]))
 
 
 def from_some_k(episodes: Sequence[int], held: Sequence[bool], numbers: str) -> Outcome:

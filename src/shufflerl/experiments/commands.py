@@ -210,5 +210,5 @@ def _print_groups(groups: list[Group]) -> None:
                 f"So few seeds cannot show a difference among {len(group.rows)} settings: the smallest p possible is "
                 f"{group.least_p:.2g}. Use more seeds."
             )
-    typer.echo("Intervals: 95% bootstrap. p: paired permutation test against the best of the same")
-    typer.echo("problem, corrected for all its pairs (Holm).")
+    typer.echo("Intervals: 95% bootstrap. p: paired permutation test against the best of the")
+    typer.echo("same problem, corrected for all its pairs (Holm).")

@@ -142,22 +142,27 @@ def _table(table: Table) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
 
 
-_CLASSES = {Verdict.HOLDS: "holds", Verdict.FROM: "from", Verdict.NOT_HERE: "not"}
+#: How a verdict looks, and what the strip says of so many.
+_LOOKS = {
+    Verdict.HOLDS: ("holds", "hold"),
+    Verdict.FROM: ("from", "hold from some K"),
+    Verdict.OPEN: ("open", "not settled"),
+    Verdict.NOT_HERE: ("not", "do not hold at this K"),
+}
 
 
 def _claims(claims: Sequence[Claim]) -> str:
     """How many hold, as a strip, and each claim as a line that opens to its numbers."""
     counts = Counter(claim.outcome.verdict for claim in claims)
-    words = {Verdict.HOLDS: "hold", Verdict.FROM: "hold from some K", Verdict.NOT_HERE: "do not hold at this K"}
     strip = "".join(
-        f'<span class="{_CLASSES[verdict]}" style="flex-grow: {counts[verdict]}">{counts[verdict]} {said}</span>'
-        for verdict, said in words.items()
+        f'<span class="{look}" style="flex-grow: {counts[verdict]}">{counts[verdict]} {said}</span>'
+        for verdict, (look, said) in _LOOKS.items()
         if counts[verdict]
     )
     rows = []
     for claim in claims:
         why = f"<p>{escape(claim.explanation)}</p>" if claim.explanation else ""
-        verdict = f'<span class="verdict {_CLASSES[claim.outcome.verdict]}">{escape(claim.outcome.short)}</span>'
+        verdict = f'<span class="verdict {_LOOKS[claim.outcome.verdict][0]}">{escape(claim.outcome.short)}</span>'
         rows.append(
             f'<details class="claim"><summary>{verdict} {escape(claim.short)}</summary>'
             f"<p>{escape(claim.statement)} <small>{escape(claim.place)}</small></p>"

@@ -19,6 +19,7 @@ COLUMNS = 3
 def draw(panels: Sequence[Panel], evidence: Evidence) -> Drawing:
     """Every panel with its letter, and one legend in the place after the last."""
     drawing = new_figure(13.0, 3.9 * math.ceil((len(panels) + 1) / COLUMNS))
+    drawing.set_layout_engine("constrained", h_pad=0.15)  # a row's titles apart from the axis above them
     places = drawing.subplots(math.ceil((len(panels) + 1) / COLUMNS), COLUMNS, squeeze=False).ravel()
     handles: dict[str, Any] = {}
     for letter, axes, panel in zip("abcdefgh", places, panels, strict=False):

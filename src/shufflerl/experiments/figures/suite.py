@@ -13,7 +13,7 @@ import numpy as np
 from shufflerl.arrays import FloatArray
 from shufflerl.experiments import suite
 from shufflerl.experiments.cells import Cell
-from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, number, shown
+from shufflerl.experiments.claims import OURS, Claim, Outcome, Verdict, negative, number, shown
 from shufflerl.experiments.compare import LEVEL, RESAMPLES, SEED, Estimate
 from shufflerl.experiments.figures.base import Analysis, Chosen, Evidence, Figure, Size, Table
 from shufflerl.experiments.suite import Contest, show
@@ -120,7 +120,7 @@ def times_over(larger: Sequence[FloatArray], smaller: Sequence[FloatArray]) -> O
     low, high = np.exp(np.quantile(logs / len(larger), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
     ratio = Estimate(float(np.exp(mean / len(larger))), float(low), float(high))
     numbers = f"{shown(ratio)} times, over {len(larger)} environments and budgets"
-    return Outcome(Verdict.HOLDS if low >= TIMES else Verdict.NOT_HERE, numbers)
+    return Outcome(negative(Estimate(TIMES - ratio.mean, TIMES - high, TIMES - low)), numbers)
 
 
 def nowhere_worse(report: Report, rivals: Sequence[str]) -> Outcome:

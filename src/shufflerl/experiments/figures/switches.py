@@ -121,7 +121,7 @@ def analyse(evidence: base.Evidence) -> base.Analysis:
             f"optimistic switches at most {PAPERS} times",
             f"optimistic switches no more often than the {PAPERS} times that the paper reports for SDP-PE.",
             at_most(ours.max(), PAPERS, spread(ours)),
-            "It deploys one mixture of policies per batch. There are at most 79 batches, 40 under privacy.",
+            "It deploys one mixture of policies per batch. There are at most 80 batches, 40 under privacy.",
         ),
     )
     return base.Analysis(drawing, see, claims)
