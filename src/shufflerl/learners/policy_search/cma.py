@@ -1,6 +1,8 @@
-"""CMA-ES (Hansen 2016) on ranks of noisy values, in plain arrays that can be saved and restored exactly.
+"""CMA-ES (Hansen 2016) on noisy values, in plain arrays that can be saved and restored exactly.
 
-The package `cma` keeps its state in objects that can only be pickled; these are the same equations and constants.
+The package `cma` keeps its state in objects that can only be pickled; these are the same equations and constants, but
+for the weights. Those of `cma` go by rank. These go by how far a value is above the mean of all: where most values are
+alike but for noise, ranks would be those of the noise.
 """
 
 from __future__ import annotations
@@ -24,10 +26,8 @@ class CMAES:
         d = parameters
         self.population = population
         self.separable = d > MAX_FULL
-        weights = math.log((population + 1) / 2) - np.log(np.arange(1, population // 2 + 1))
-        self.weights: FloatArray = weights / weights.sum()
-        mass = float(1 / (self.weights**2).sum())
-        self._mass = mass
+        ranked = math.log((population + 1) / 2) - np.log(np.arange(1, population // 2 + 1))
+        mass = float(ranked.sum() ** 2 / (ranked**2).sum())  # as rates are set by: that of weights by rank
         self._path_rate = (mass + 2) / (d + mass + 5)
         self._damping = 1 + 2 * max(0.0, math.sqrt((mass - 1) / (d + 1)) - 1) + self._path_rate
         self._shape_rate = (4 + mass / d) / (d + 4 + 2 * mass / d)
@@ -56,30 +56,34 @@ class CMAES:
         return self.mean + self.sigma * (draws * deviations) @ axes.T
 
     def update(self, draws: FloatArray, values: FloatArray) -> None:
-        """Move towards the draws of the largest values."""
-        best = draws[np.argsort(-values, kind="stable")[: len(self.weights)]]
+        """Move towards the draws whose values are above the mean, in proportion."""
+        above = np.maximum(values - values.mean(), 0.0)
+        if not above.any():
+            return
+        weights = above / above.sum()
+        mass = float(1 / (weights**2).sum())
         if self.separable:
-            steps, step = best * np.sqrt(self.covariance), self.weights @ best
+            steps, step = draws * np.sqrt(self.covariance), weights @ draws
         else:
             axes, deviations = self._axes()
-            steps, step = (best * deviations) @ axes.T, axes @ (self.weights @ best)
-        moved = self.weights @ steps
+            steps, step = (draws * deviations) @ axes.T, axes @ (weights @ draws)
+        moved = weights @ steps
         self.updates += 1
         self.mean = self.mean + self.sigma * moved
         keep = 1 - self._path_rate
-        self.path = keep * self.path + math.sqrt((1 - keep**2) * self._mass) * step
+        self.path = keep * self.path + math.sqrt((1 - keep**2) * mass) * step
         length = float(np.linalg.norm(self.path))
         usual = (1.4 + 2 / (len(self.mean) + 1)) * self._length
         straight = length / math.sqrt(1 - keep ** (2 * self.updates)) < usual
         fade = self._shape_rate * (2 - self._shape_rate)
-        self.shape_path = (1 - self._shape_rate) * self.shape_path + straight * math.sqrt(fade * self._mass) * moved
+        self.shape_path = (1 - self._shape_rate) * self.shape_path + straight * math.sqrt(fade * mass) * moved
         left = 1 - self._one_rate - self._many_rate + (not straight) * self._one_rate * fade
         if self.separable:
             self.covariance = left * self.covariance + self._one_rate * self.shape_path**2
-            self.covariance += self._many_rate * (self.weights @ steps**2)
+            self.covariance += self._many_rate * (weights @ steps**2)
         else:
             self.covariance = left * self.covariance + self._one_rate * np.outer(self.shape_path, self.shape_path)
-            self.covariance += self._many_rate * (steps.T * self.weights) @ steps
+            self.covariance += self._many_rate * (steps.T * weights) @ steps
         self.sigma *= math.exp(min(1.0, self._path_rate / self._damping * (length / self._length - 1)))
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

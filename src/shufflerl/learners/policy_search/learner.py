@@ -28,28 +28,24 @@ from shufflerl.seeding import Seed
 
 @dataclass(frozen=True)
 class Constants:
-    """One set for all problems, chosen on seeds from 1000 on; docs/policy-search.md says what each is worth."""
+    """One set for all problems, chosen on seeds from 1000 on (research/policy-search.md says what each is worth)."""
 
     arms: int = 12  # policies drawn around the mean in every batch
-    points: int = 4  # of the window; more tell how wide it should be, and cost hardly any noise
+    points: int = 4  # of the window; more tell where returns are, and cost hardly any noise
     fine_points: int = 64  # where there is no noise
-    variance: float = 0.1  # of an arm's estimate, in widths of the window: what batches are sized for
-    reach: float = 3.5  # deviations of returns on each side of the window's middle
-    uncertain: float = 0.3  # below such reliability an update is skipped, the step and the batch grow
-    certain: float = 0.6  # above it batches shrink
-    growth: float = 1.1
-    most: float = 20.0  # times the size that noise asks for
-    patience: float = 25.0  # batches of that size without a better return, and half of the users so far
-    settling: int = 4  # batches before returns are compared with the first
-    waiting: float = 0.05  # of all users, before a search among many of them ends
-    finer: int = 2  # times that batches are doubled when returns stay the same, before the search ends
-    averaging: float = 0.2  # weight of a batch's mean in the averaged policy
+    variance: float = 0.05  # of an arm's estimate, in widths of the window: what the smallest batches are sized for
+    certain: float = 0.5  # reliability of the arms' differences that later batches are sized for
+    uncertain: float = 0.2  # below it a batch's arms are not followed
+    growth: float = 1.2  # of batches at most, and of the step while there is nothing to follow
+    top: float = 0.08  # share of returns at the highest point that the window keeps to,
+    bottom: float = 0.04  # and at the lowest
+    pace: float = 2.0  # of the window's ends, in widths for each share too many
+    narrowest: float = 0.05  # of the range of returns: the least window, and the least rise that counts as one
+    memory: float = 0.2  # weight of a batch in running estimates and in the averaged policy
+    ending: float = 0.05  # of the users left: a search that needs more in one batch ends
 
 
 C = Constants()
-
-#: The least variance of returns, in widths of the window, that can be told from rounding and noise.
-_FLAT = 0.003
 
 
 @dataclass
@@ -57,19 +53,16 @@ class _Progress:
     """Plain numbers of a search, which a saved state holds as they are."""
 
     phase: str = "range"  # range -> search -> check -> commit
-    middle: float = 0.0  # of the window of returns
-    half: float = 1.0  # its half-width
+    low: float = 0.0  # of the window of returns
+    high: float = 1.0
     noise: float | None = None  # variance on each counter
     users: float = 0.0  # of the next batch
-    base: float = 0.0  # users that noise asks for
+    base: float = 0.0  # users that noise asks for at least
     value: float | None = None  # running return
-    doubt: float = 0.0  # its variance
     error: float = 0.0  # of one batch's return
-    first: float = -math.inf  # return of the first batch
-    best: float = -math.inf
-    best_users: int = 0
-    restarts: int = 0
-    finer: int = 0  # how often batches were doubled for what is left to gain
+    lowest: float = math.inf  # running return so far
+    risen: bool = False  # whether returns have left it
+    signal: float | None = None  # running variance of the arms' true returns
     reliability: float | None = None
     spread: list[float] = field(default_factory=list)  # arms' estimated returns, in order
 
@@ -107,9 +100,7 @@ class PolicySearch(Learner):
         self.average = np.zeros(self.network.size)
         self.candidates = np.zeros((1, self.network.size))
         if math.isfinite(self.low):
-            self.progress.phase = "search"
-            self.progress.middle, self.progress.half = (self.low + self.high) / 2, (self.high - self.low) / 2
-        self.finest = 0.002 * self.progress.half  # no window is narrower
+            self._begin(self.low, self.high)
 
     @property
     def most_batches(self) -> int:
@@ -143,15 +134,8 @@ class PolicySearch(Learner):
         if progress.phase == "range":
             powers = [10.0 ** (i / 2) for i in range(-4, 13)]
             return (*(-power for power in reversed(powers)), 0.0, *powers)
-        low, high = self._window()
         count = C.fine_points if progress.noise == 0 else C.points
-        return tuple(np.linspace(low, high, count).tolist())
-
-    def _window(self) -> tuple[float, float]:
-        """Returns from where to where are told apart; within the range, where that is known, and around the middle."""
-        progress = self.progress
-        half = min(progress.half, progress.middle - self.low, self.high - progress.middle)
-        return progress.middle - half, progress.middle + half
+        return tuple(np.linspace(progress.low, progress.high, count).tolist())
 
     def _mixture(self, parameters: FloatArray, weights: FloatArray) -> Mixture:
         problem = self.problem
@@ -165,10 +149,11 @@ class PolicySearch(Learner):
 
     def _learn(self, release: Release) -> None:
         progress, weights, users = self.progress, release.batch.mixture.weights, release.batch.users
+        assert isinstance(release.batch.query, ReturnQuery)
         points, noise = np.array(release.batch.query.points), release.noise.variance
         counts = release.values.reshape(len(weights), len(points))
         progress.noise = noise
-        progress.base = max(self.first, C.arms * _users_per_arm(noise) * 2**progress.finer)
+        progress.base = max(self.first, C.arms * _users_per_arm(noise))
         if progress.phase == "range":
             self._set_range(points, counts.sum(axis=0), users)
             return
@@ -176,21 +161,27 @@ class PolicySearch(Learner):
             progress.users = progress.base  # the first batch: too few for its noise, which is known now
             return
         told = _Told.of(counts, users * weights, noise)
-        width = points[-1] - points[0]
+        width = float(points[-1] - points[0])
         progress.error = width * told.error
-        returned = points[0] + width * told.mean
+        returned = float(points[0] + width * told.mean)
         progress.spread = (points[0] + width * np.sort(np.clip(told.mean + told.arms, 0, 1))).tolist()
+        left = self.episodes_left - users
         if progress.phase == "search":
-            self._move(told)
+            self._follow(told)
             self._judge(returned)
-            self._watch(returned, width * told.deviation)
+            self._size(told, width, left)
+            self._watch(counts.sum(axis=0) / users)
         else:
             progress.value = returned
             if progress.phase == "check":
                 best = int(told.arms.argmax())
                 progress.phase, self.candidates = "commit", self.candidates[best : best + 1]
-            left = self.episodes_left - release.batch.users
-            progress.users = max(C.most * progress.base, left / 4)
+            progress.users = max(20 * progress.base, left / 4)
+
+    def _begin(self, low: float, high: float) -> None:
+        """Search with this window, and none that is much narrower."""
+        self.progress.phase, self.progress.low, self.progress.high = "search", low, high
+        self.narrowest = C.narrowest * (high - low)
 
     def _set_range(self, points: FloatArray, counts: FloatArray, users: int) -> None:
         """From where returns were found beyond the noise, a window that holds them all."""
@@ -199,70 +190,66 @@ class PolicySearch(Learner):
         if not found.any():  # the noise drowned them: ask more users
             progress.users = 2 * max(progress.users, progress.base)
             return
-        progress.middle = float(np.average(points[found], weights=counts[found]))
-        progress.half = 1.5 * float(np.abs(points[found] - progress.middle).max()) + 0.1
-        self.finest = 0.001 * progress.half
-        progress.phase, progress.users = "search", progress.base
+        middle = float(np.average(points[found], weights=counts[found]))
+        half = 1.5 * float(np.abs(points[found] - middle).max()) + 0.1
+        self._begin(middle - half, middle + half)
+        progress.users = progress.base
 
-    def _move(self, told: _Told) -> None:
-        """Follow the arms, if they can be told apart; else look further, with more users."""
-        progress, arms = self.progress, told.arms
+    def _follow(self, told: _Told) -> None:
+        """Move the mean towards the better arms, if they can be told apart; look further where there are none."""
+        progress, search = self.progress, self.search
         progress.reliability = told.reliability
-        if progress.reliability < C.uncertain:
-            if told.flat:  # the window is still too wide to see anything
-                return
-            self.search.sigma *= C.growth
-            if progress.noise:
-                progress.users = min(progress.users * C.growth, C.most * progress.base)
-        else:
-            self.search.update(self.draws, arms)
-            self.average += C.averaging * (self.search.mean - self.average)
-            if progress.reliability > C.certain:
-                progress.users /= C.growth
-        progress.users = min(max(progress.users, progress.base), max(progress.base, self.problem.episodes / 20))
+        if progress.reliability >= C.uncertain:
+            search.update(self.draws, told.arms)
+            self.average += C.memory * (search.mean - self.average)
+        elif self._stuck(told):
+            search.sigma *= C.growth
+
+    def _stuck(self, told: _Told) -> bool:
+        """Whether nearly all policies return the least there is, and always did: there is nothing to follow yet."""
+        return not self.progress.risen and told.law[0] > 1 - 2 / C.arms
 
     def _judge(self, returned: float) -> None:
-        """Whether returns still get better; if not, begin anew, or let the best candidates be checked."""
-        progress, error = self.progress, self.progress.error**2
-        if progress.value is None:
-            progress.value, progress.doubt = returned, error
-        # A Kalman filter of a return that may move by half an error between batches.
-        progress.doubt = min(progress.doubt, 9 * error) + error / 4
-        gain = progress.doubt / (progress.doubt + error)
-        progress.value += gain * (returned - progress.value)
-        progress.doubt *= 1 - gain
-        played = self.episodes_played + round(progress.users)
-        if self.batches_observed < C.settling:
-            progress.first = progress.best = progress.value
-            progress.best_users = played
-        if progress.value > progress.best + math.sqrt(progress.doubt):
-            progress.best, progress.best_users = progress.value, played
-        episodes = self.problem.episodes
-        stuck = progress.best - progress.first < 3 * progress.error
-        patience = max(
-            C.patience * (3 if stuck else 1) * progress.base, 0.5 * progress.best_users, C.waiting * episodes
-        )
-        if progress.value > self.high - 0.02 * (self.high - self.low):
-            patience = 8 * progress.base  # nothing is left to gain
-        if played - progress.best_users <= patience:
-            return
-        progress.best_users = played
-        if not stuck and progress.finer < C.finer and patience > 8 * progress.base:
-            progress.finer += 1
-        elif stuck and progress.restarts < 3:
-            self.search = CMAES(self.network.size, C.arms)
-            self.average = np.zeros(self.network.size)
-            progress.restarts += 1
-        else:
-            progress.phase, self.candidates = "check", np.stack([self.search.mean, self.average])
-            progress.users = max(progress.users, 4 * progress.base)
+        """Keep the running return, and whether it has ever risen."""
+        progress = self.progress
+        progress.value = _running(progress.value, returned)
+        progress.lowest = min(progress.lowest, progress.value)
+        if progress.value - progress.lowest > max(3 * progress.error, self.narrowest):
+            progress.risen = True
 
-    def _watch(self, returned: float, deviation: float) -> None:
-        """Let the window follow the returns, a few deviations wide."""
-        progress, wanted = self.progress, C.reach * deviation
-        half = (progress.half + wanted) / 2 if wanted < progress.half else min(1.5 * progress.half, wanted)
-        progress.half = max(half, self.finest)
-        progress.middle = min(max(returned, self.low + self.finest), self.high - self.finest)
+    def _size(self, told: _Told, width: float, left: int) -> None:
+        """As many users as tell arms apart that differ as they did lately; if that is too many, the search ends.
+
+        Where there is nothing to follow there is nothing to size batches by, and many small ones try more policies.
+        """
+        progress = self.progress
+        assert progress.value is not None
+        progress.signal = _running(progress.signal, width**2 * told.signal)
+        if self._stuck(told):
+            progress.users = progress.base
+        else:
+            wanted = C.arms * told.users_for(progress.signal / width**2 * (1 - C.certain) / C.certain)
+            progress.users = min(max(progress.base, wanted), C.growth * max(progress.base, progress.users))
+        most = max(8 * progress.base, C.ending * left)
+        done = progress.value > self.high - 0.02 * (self.high - self.low)  # nothing is left to gain
+        if done or (progress.risen and progress.users > most):
+            progress.phase, self.candidates = "check", np.stack([self.search.mean, self.average])
+            progress.users = 4 * progress.base
+
+    def _watch(self, shares: FloatArray) -> None:
+        """Let the window's ends keep to where a few of the returns are: outwards where more are, inwards where fewer.
+
+        Noise on an arm's return goes with the window's width; but returns beyond its lower end count too little.
+        """
+        progress, width = self.progress, self.progress.high - self.progress.low
+        down, up = (
+            width * min(max(C.pace * (float(share) - kept), -0.5), 1.0)
+            for share, kept in ((shares[0], C.bottom), (shares[-1], C.top))
+        )
+        low, high = progress.low - down, progress.high + up
+        short = max(0.0, self.narrowest - (high - low)) / 2
+        low, high = max(low - short, self.low), min(high + short, self.high)
+        progress.low, progress.high = min(low, self.high - self.narrowest), max(high, self.low + self.narrowest)
 
     # What to tell and to remember.
 
@@ -292,7 +279,7 @@ class PolicySearch(Learner):
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         search, arrays = self.search.state()
-        values = {"search": search, "progress": _encoded(asdict(self.progress)), "finest": self.finest}
+        values = {"search": search, "progress": _encoded(asdict(self.progress)), "narrowest": self.narrowest}
         own = {"draws": self.draws, "average": self.average, "candidates": self.candidates}
         return values, {**{f"search.{name}": array for name, array in arrays.items()}, **own}
 
@@ -302,7 +289,7 @@ class PolicySearch(Learner):
         self.search.load_state(
             values["search"], {name.removeprefix(prefix): array for name, array in arrays.items() if prefix in name}
         )
-        self.progress, self.finest = _Progress(**_decoded(values["progress"])), values["finest"]
+        self.progress, self.narrowest = _Progress(**_decoded(values["progress"])), values["narrowest"]
         self.draws, self.average, self.candidates = (arrays[n] for n in ("draws", "average", "candidates"))
 
 
@@ -311,25 +298,33 @@ class _Told:
     """What noisy counts tell: the mean over all arms and each arm's distance from it, in widths of the window."""
 
     mean: float
-    deviation: float  # of single returns
     error: float  # of the mean
     arms: FloatArray
     variance: float  # of an arm's distance
     inherited: float  # the share of the arms' own differences that is in this variance
+    law: FloatArray  # of returns over points
+    noise: float  # variance on each counter
 
     @property
-    def flat(self) -> bool:
-        """Whether returns are all alike in this window."""
-        return self.deviation**2 <= _FLAT
-
-    @property
-    def reliability(self) -> float:
-        """The share of the arms' differences that is their own: the variance that users and noise do not explain.
+    def signal(self) -> float:
+        """Variance of the arms' own differences: what users and noise do not explain.
 
         Users' returns are spread as those of all arms together, of which the arms' own differences are a part.
         """
-        seen = max(float(self.arms.var(ddof=1)), 1e-12)
-        return (seen - self.variance) / (1 - self.inherited) / seen
+        return max((float(self.arms.var(ddof=1)) - self.variance) / (1 - self.inherited), 0.0)
+
+    @property
+    def reliability(self) -> float:
+        """The share of the arms' differences that is their own."""
+        return self.signal / max(float(self.arms.var(ddof=1)), 1e-12)
+
+    def users_for(self, variance: float) -> float:
+        """Users per arm that give its distance such a variance, within a tenth; a million if none do."""
+        tilt = _tilt(self.law)
+        users = 1.0
+        while users < 1e6 and users**2 * float((tilt**2 / (users * self.law + self.noise + 1e-9)).sum()) * variance < 1:
+            users *= 1.1
+        return users
 
     @classmethod
     def of(cls, counts: FloatArray, expected: FloatArray, noise: float) -> _Told:
@@ -350,28 +345,40 @@ class _Told:
         total = max(float(law @ around**2), 1e-6)
         each = expected[:, None]
         spread = each * law + noise + 1e-9
-        tilt = law * around / total
+        tilt = _tilt(law)
         weights = tilt / spread
         weights /= np.maximum(each * (weights @ tilt)[:, None], 1e-12)
         # The users of each arm: what was drawn where it is known, what was expected where noise hides it.
         trust = expected / (expected + count * noise)
         there = np.maximum(expected + trust * (counts.sum(axis=1) - expected), 0.0)
         scale = np.where(there > 0, expected / np.maximum(there, 0.5), 0.0)
-        arms = scale * ((counts - there[:, None] * law) * weights).sum(axis=1)
-        rounding = 0.17 / (count - 1) ** 2
         return cls(
             mean=mean,
-            deviation=math.sqrt(max(total - rounding, _FLAT)),
             error=math.sqrt(total / users + noise * len(counts) * float((around**2).sum()) / users**2),
-            arms=arms,
+            arms=scale * ((counts - there[:, None] * law) * weights).sum(axis=1),
             variance=float((weights**2 * spread).sum(axis=1).mean()),
             inherited=min(0.9, float((weights**2 * each * law).sum(axis=1).mean()) / total),
+            law=law,
+            noise=noise,
         )
+
+
+def _tilt(law: FloatArray) -> FloatArray:
+    """How each point's share changes as the mean of a law over points moves: by exponential tilting."""
+    around = np.linspace(0.0, 1.0, len(law))
+    around = around - law @ around
+    tilted: FloatArray = law * around / max(float(law @ around**2), 1e-6)
+    return tilted
+
+
+def _running(before: float | None, now: float) -> float:
+    """A running mean."""
+    return now if before is None else before + C.memory * (now - before)
 
 
 def _users_per_arm(noise: float) -> int:
     """As few as give an arm's estimate the variance that batches are sized for, were returns spread evenly."""
-    per_user = 0.15
+    per_user = 0.1
     return math.ceil((per_user + math.sqrt(per_user**2 + 2 * noise * C.variance)) / (2 * C.variance))
 
 
