@@ -55,10 +55,8 @@ class ShufflerServer:
         self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._announced = asyncio.Event()
-        self._workers, self._sealers = (
-            workers,
-            pool(workers, NICENESS),
-        )  # processes begin when there is something to seal
+        self._workers = workers
+        self._sealers = pool(workers, NICENESS)  # processes begin when there is something to seal
         self._started = time.time()
         self._watching = Watching("shuffler.html", self._look)
         self._registry = CollectorRegistry()
