@@ -38,7 +38,7 @@ MAX_QUEUED_BYTES = 256 * 2**20
 #: Seconds between looks at the clock.
 TICK = 1.0
 #: By how much sealing dummies is nicer than taking reports: they are needed when the batch is full, reports now.
-NICENESS = 10
+NICENESS = 5
 #: Bytes of an announcement or command.
 MAX_COMMAND = 64 * 2**20
 
