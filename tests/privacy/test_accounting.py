@@ -768,3 +768,24 @@ def test_special_functions_are_as_precise_as_the_accountant_takes_them_to_be() -
 
 def test_a_loss_is_one_kind_of_value() -> None:
     assert all(isinstance(privacy_loss(noise, 2), PrivacyLoss) for noise in [NoNoise(), *LOSSES])
+
+
+def test_what_is_asked_again_is_not_accounted_again() -> None:
+    """Every look at a running system asks for what its ledger holds."""
+    asked: list[float] = []
+
+    class Watched(PrivacyLoss):
+        def _delta(self, epsilon: float) -> float:
+            asked.append(epsilon)
+            return math.exp(-epsilon)
+
+        def _epsilon(self, delta: float) -> float:
+            return -math.log(delta)
+
+    loss = Watched()
+    first = loss.epsilon(1e-5)
+    so_far = len(asked)
+    assert loss.epsilon(1e-5) == first
+    assert len(asked) == so_far > 0
+    assert loss.epsilon(1e-6) > first
+    assert len(asked) > so_far

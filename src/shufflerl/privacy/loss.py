@@ -81,13 +81,7 @@ class PrivacyLoss(ABC):
 
         It is certified: `loss.delta(loss.epsilon(delta)) <= delta`.
         """
-        delta = real("delta", delta, above=0, below=1)
-        found = self._epsilon(delta)
-        # It may be a rounding beside the least. Twelve digits of it give a calibrated budget back as it was.
-        epsilon, step = float(f"{found:.12g}"), _ULP
-        while math.isfinite(epsilon) and self._delta(epsilon) > delta:
-            epsilon, step = max(found, sys.float_info.min) * (1 + step), 2 * step
-        return epsilon
+        return _certified_epsilon(self, real("delta", delta, above=0, below=1))
 
     @abstractmethod
     def _delta(self, epsilon: float) -> float:
@@ -96,6 +90,17 @@ class PrivacyLoss(ABC):
     @abstractmethod
     def _epsilon(self, delta: float) -> float:
         """The inverse, up to rounding."""
+
+
+@functools.lru_cache(maxsize=256)
+def _certified_epsilon(loss: PrivacyLoss, delta: float) -> float:
+    """Remembered, as every look at a running system asks for all that its ledger holds."""
+    found = loss._epsilon(delta)
+    # It may be a rounding beside the least. Twelve digits of it give a calibrated budget back as it was.
+    epsilon, step = float(f"{found:.12g}"), _ULP
+    while math.isfinite(epsilon) and loss._delta(epsilon) > delta:
+        epsilon, step = max(found, sys.float_info.min) * (1 + step), 2 * step
+    return epsilon
 
 
 class _Unprotected(PrivacyLoss):
