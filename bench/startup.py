@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from bench.measure import Figure, medians, seconds
@@ -12,7 +15,7 @@ REPEATS = 11
 
 
 def run() -> list[Figure]:
-    """Whole processes: `shufflerl --help` and `import shufflerl`, beside a Python that does nothing."""
+    """Whole processes: `shufflerl --help`, `import shufflerl`, beside a Python that does nothing; and a first run."""
     script = str(Path(sys.executable).with_name("shufflerl"))
     commands = ([script, "--help"], [sys.executable, "-c", "import shufflerl"], [sys.executable, "-c", "pass"])
     for command in commands:
@@ -26,9 +29,19 @@ def run() -> list[Figure]:
     return [
         Figure.under(0.5, "shufflerl --help", "s", helped, nothing, "python -c pass"),
         Figure.under(0.3, "import shufflerl", "s", imported, nothing, "python -c pass"),
+        Figure.under(25, "the first run on a machine, compiling included", "s of CPU", first_run(script)),
     ]
 
 
-def start(command: list[str]) -> None:
+def first_run(script: str) -> float:
+    """Seconds of CPU that `run riverswim --epsilon 1` takes where no kernel has been compiled before."""
+    with tempfile.TemporaryDirectory() as empty:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        start([script, "run", "riverswim", "--epsilon", "1"], NUMBA_CACHE_DIR=empty)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def start(command: list[str], **variables: str) -> None:
     """Run a process to its end."""
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | variables)

@@ -59,19 +59,11 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
     live = _live(release, start)
     row_variance = np.zeros(live.shape)
     visits, variance = np.empty(live.shape[:2]), np.empty(live.shape[:2])
-    flow_kernels.conserve(
-        values,
-        query.layout.row_starts,
-        query.layout.successors,
-        live,
-        float(release.batch.users),
-        1e-3 * np.sqrt(noise),
-        query.asked,
-        max(_UNKNOWN, _FAR_ABOVE * release.batch.users**2 / noise),
-        visits,
-        variance,
-        row_variance,
-    )
+    layout, users = query.layout, float(release.batch.users)
+    row_starts = np.append(layout.row_starts, np.full(live[0].size, layout.size))  # the last step's rows lead nowhere
+    counters = flow_kernels.Counters(values, row_starts, layout.successors, live, query.asked)
+    unknown = max(_UNKNOWN, _FAR_ABOVE * users**2 / noise)
+    flow_kernels.conserve(counters, users, 1e-3 * np.sqrt(noise), unknown, visits, variance, row_variance)
     return Conserved(values, visits, noise * variance, _row_visits(query, values), noise * row_variance)
 
 

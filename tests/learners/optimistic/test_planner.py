@@ -16,6 +16,7 @@ from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.model import Model
 from shufflerl.learners.optimistic.planner import (
     Rivals,
+    Terms,
     as_normal,
     best_rival,
     expected_gain,
@@ -48,7 +49,8 @@ def _first_probe(
     horizon, states, _ = rows.rewards.shape
     policy = np.zeros((horizon, states), dtype=np.int32)
     nothing, probed = np.zeros(rows.rewards.shape), np.zeros(horizon, dtype=np.bool_)
-    return plan_probe(rows, find_greedy(rows, start), nothing, least, most, left, noise, probed, policy), policy
+    terms = Terms(most, left, noise, least / C.smallest_probe)
+    return plan_probe(rows, find_greedy(rows, start), nothing, terms, most, probed, policy), policy
 
 
 @settings(max_examples=60, deadline=None)
@@ -131,7 +133,7 @@ def test_a_visit_is_worth_its_part_of_a_whole_try() -> None:
     """Of half of the 40 visits that are known; nothing where nobody comes, or where the action is best."""
     rows = _bandit(np.array([0.5, 0.4]), np.array([1e-9, 0.05]), np.array([1e9, 39 / C.typical]))
     none = np.zeros((1, 1, 2))
-    rivals = find_rivals(rows, find_greedy(rows, np.ones(1)), none, 5e4, 0.0)
+    rivals = find_rivals(rows, find_greedy(rows, np.ones(1)), none, Terms(1.0, 5e4, 0.0, 2.0))
     bold = error_in_probes(0.4, 0.5, 0.05, 39 / C.typical, 0.0)
     whole = gain_by_integration(0.4, 0.5, bold, 39 / C.typical, 20.0, 5e4, 0.0)
     for visits in (5.0, 20.0):
@@ -140,7 +142,7 @@ def test_a_visit_is_worth_its_part_of_a_whole_try() -> None:
         assert value == pytest.approx(whole * visits / 20.0, rel=1e-3)
     assert best_rival(rivals, 0, 0, 20.1)[0] == 0.0
     assert rivals.by_visit[0, 0, 0] == 0.0
-    assert not find_rivals(rows, find_greedy(rows, np.ones(1)), none, 0.0, 0.0).by_visit.any()
+    assert not find_rivals(rows, find_greedy(rows, np.ones(1)), none, Terms(1.0, 0.0, 0.0, 2.0)).by_visit.any()
 
 
 @settings(max_examples=200, deadline=None)
@@ -160,7 +162,7 @@ def test_what_is_allocated_is_not_probed_again() -> None:
     for allocated in (0.0, 1e4):
         probed = np.zeros(1, dtype=np.bool_)
         given_ = np.array([0.0, allocated]).reshape(1, 1, 2)
-        users.append(plan_probe(rows, greedy, given_, 4.0, 400.0, 1e5, 1.0, probed, policy))
+        users.append(plan_probe(rows, greedy, given_, Terms(400.0, 1e5, 1.0, 8.0), 400.0, probed, policy))
     assert users[0] > 0
     assert users[1] == 0
 
@@ -189,7 +191,7 @@ def test_the_skew_counts_by_its_part_of_the_error() -> None:
     rewards, open_ = np.full((2, 2, 2), law.mean()), np.full((2, 2, 2), law.var())
     rows = estimated_rows(mdp)._replace(rewards=rewards, reward_variances=open_, homogeneity=0.0)
     greedy = find_greedy(rows, np.ones(2) / 2)._replace(gap=np.full((2, 2, 2), 0.6), variance=open_ + 0.01)
-    error = find_rivals(rows, greedy, np.zeros((2, 2, 2)), 1e3, 0.0).error
+    error = find_rivals(rows, greedy, np.zeros((2, 2, 2)), Terms(1.0, 1e3, 0.0, 2.0)).error
     skew = skewness(law.mean(), law.var(), law.var() + 0.01)
     np.testing.assert_allclose(error, C.exact_boldness * np.sqrt(as_normal(0.6, law.var() + 0.01, skew)))
 
@@ -219,7 +221,8 @@ def test_without_noise_the_probes_of_a_batch_are_at_different_steps(noise: float
     steps = []
     for _ in range(3):
         policy = np.zeros((3, 1), dtype=np.int32)
-        assert plan_probe(rows, greedy, np.zeros((3, 1, 2)), 1.0, 200.0, 1e6, noise, probed, policy) > 0
+        terms = Terms(200.0, 1e6, noise, 2.0)
+        assert plan_probe(rows, greedy, np.zeros((3, 1, 2)), terms, 200.0, probed, policy) > 0
         steps.append(int(policy.argmax()))
     assert len(set(steps)) == (1 if noise else 3)
 
@@ -228,13 +231,11 @@ def _batch(
     rows: Rows, users: float, left: float, noise: float, smallest: float, each: float = 0.0
 ) -> tuple[PolicyArray, FloatArray]:
     """The policies of a batch and how many play each."""
-    policies, shares = np.empty((C.policies, *rows.rewards.shape[:2]), dtype=np.int32), np.empty(C.policies)
     lots = np.random.default_rng(0).random((C.policies, *rows.rewards.shape))
     start = np.full(rows.rewards.shape[1], 1.0 / rows.rewards.shape[1])
-    asked = np.ones((2, len(rows.rewards)), dtype=np.bool_)
     variances = noise - each * np.arange(2.0 * len(rows.rewards) - 1)[::-1]
-    count = plan_batch(rows, start, users, left, noise, variances, smallest, lots, policies, shares, asked)
-    return policies[:count], shares[:count]
+    policies, shares, _ = plan_batch(rows, start, Terms(users, left, noise, smallest), variances, lots)
+    return policies, shares
 
 
 def test_nobody_probes_before_anything_was_seen() -> None:
@@ -245,7 +246,7 @@ def test_nobody_probes_before_anything_was_seen() -> None:
     plan, values = np.empty((4, 10), dtype=np.int32), np.empty((5, 10))
     lots = np.random.default_rng(0).random((C.policies, *rows.rewards.shape))
     policies, _ = _batch(rows, 100.0, 1e6, 0.0, 4.0)
-    optimistic_policy(rows, np.zeros((4, 10, 2)), 100.0, 1e6, 0.0, lots[0], plan, values)
+    optimistic_policy(rows, np.zeros((4, 10, 2)), Terms(100.0, 1e6, 0.0, 4.0), lots[0], plan, values)
     np.testing.assert_array_equal(policies[0], plan)
 
 

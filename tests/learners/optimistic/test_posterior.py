@@ -12,7 +12,7 @@ from scipy import integrate, optimize, stats
 from shufflerl.arrays import FloatArray
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.pooling import UNKNOWN
-from shufflerl.learners.optimistic.posterior import Family, fit, learn_law, project
+from shufflerl.learners.optimistic.posterior import Family, arrange, fit, learn_law, project
 
 GRID = np.array(C.concentrations)
 
@@ -20,13 +20,13 @@ GRID = np.array(C.concentrations)
 def _fit(raw: FloatArray, sampling: FloatArray, noise: FloatArray) -> Family:
     """The posterior of rows raw[h, x, a, j], all of which lead to the same outcomes."""
     *shape, width = raw.shape
-    rows = int(np.prod(shape))
-    flat = np.empty(raw.size)
-    starts, successors = np.arange(0, raw.size + 1, width), np.tile(np.arange(width, dtype=np.int32), rows)
-    data = raw.ravel().copy(), sampling.astype(float), noise.astype(float)
-    family = Family(starts, successors, *data, flat, np.empty(shape), np.empty(shape), np.empty(shape[1:]))
+    rows, flat = int(np.prod(shape)), (shape[0], -1)
+    cells = arrange(np.arange(0, raw.size + 1, width), np.tile(np.arange(width), rows), rows // shape[0])
+    by_chance, by_noise, between = np.empty(shape), np.empty(shape), np.empty(shape[1:])
+    errors = [each.astype(float, copy=False).reshape(flat) for each in (sampling, noise, by_chance, by_noise)]
+    family = Family(cells, raw.ravel().copy(), np.empty(raw.size), between.ravel(), *errors)
     fit(family)
-    return family
+    return family._replace(chance_error=by_chance, noise_error=by_noise, between=between)
 
 
 def _pairs(estimates: FloatArray) -> FloatArray:

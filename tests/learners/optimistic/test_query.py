@@ -105,10 +105,8 @@ def test_worth_is_what_the_formula_says_and_losses_what_is_lost(seed: int, horiz
 
 
 def _choose(rows: Rows, values: FloatArray, unsure: FloatArray, promised: FloatArray, each: float) -> BoolArray:
-    asked = np.zeros((2, len(promised)), dtype=np.bool_)
     everything = 2 * len(promised) - 1
-    choose_counters(rows, values, unsure, promised, each * np.arange(1.0, everything + 1), asked)
-    return asked
+    return choose_counters(rows, values, unsure, promised, each * np.arange(1.0, everything + 1))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -244,8 +242,7 @@ def test_counters_are_left_out_though_leaving_out_one_gains_nothing() -> None:
     mdp = random_mdp(4, horizon=3, states=2, actions=2)
     rows, visits = estimated_rows(mdp), np.full(mdp.rewards.shape, 1000.0)
     values, unsure = np.ones((4, 2)), np.zeros((4, 2))
-    asked = np.zeros((2, 3), dtype=np.bool_)
-    choose_counters(rows, values, unsure, visits, np.array([1e-3, 1e9, 1e9, 1e9, 1e9 + 1]), asked)
+    asked = choose_counters(rows, values, unsure, visits, np.array([1e-3, 1e9, 1e9, 1e9, 1e9 + 1]))
     assert asked.sum() == 1
 
 

@@ -67,31 +67,17 @@ class Optimistic(Learner):
         return schedule(episodes, noise.sd, batches - played, self._least)
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
-        from shufflerl.learners.optimistic.planner import plan_batch
+        from shufflerl.learners.optimistic.planner import Terms, plan_batch
 
         users = int(self.sizes[self.batches_observed])
-        model, problem = self.model, self.problem
-        policies: PolicyArray = np.empty((C.policies, problem.horizon, problem.n_states), dtype=np.int32)
-        shares = np.empty(C.policies)
-        asked = self.query.asked.copy()
-        count = plan_batch(
-            model.rows,
-            model.start,
-            float(users),
-            float(self.episodes_left - users),
-            self.noise,
-            self.variances,
-            smallest_try(math.sqrt(self.noise)),
-            self.rng.random((C.policies, *model.visits.shape)),
-            policies,
-            shares,
-            asked,
-        )
+        model, problem, query = self.model, self.problem, self.query
+        terms = Terms(float(users), float(self.episodes_left - users), self.noise, smallest_try(math.sqrt(self.noise)))
+        lots = self.rng.random((C.policies, *model.visits.shape))
+        policies, shares, asked = plan_batch(model.rows, model.start, terms, self.variances, lots)
         asked[1, 0] |= problem.start is None  # nothing else tells where users begin
-        query = self.query
         if asked.sum() < query.touched_counters:
             query = CountQuery(problem, np.flatnonzero(asked[0]).tolist(), np.flatnonzero(asked[1]).tolist())
-        return users, _merged(policies[:count], shares[:count] / users), query
+        return users, _merged(policies, shares / users), query
 
     def _learn(self, release: Release) -> None:
         self.model.add(release)

@@ -33,6 +33,7 @@ class Model:
 
     def __init__(self, problem: Problem) -> None:
         from shufflerl.learners.optimistic.pooling import Releases, Sums
+        from shufflerl.learners.optimistic.posterior import Family, arrange
 
         layout, (_, states, actions) = problem.layout, problem.layout.shape
         shape = (problem.horizon, states, actions)
@@ -40,7 +41,6 @@ class Model:
         self._problem = problem
         self._row_starts = np.append(layout.row_starts, np.full(states * actions, layout.size))  # the last lead nowhere
         self._successors = np.array(layout.successors)
-        self._outcomes = np.arange(0, 2 * rows + 1, 2), np.tile(np.arange(2, dtype=np.int32), rows)
         sums = shape, (2, *shape), (2, *shape), (2, *shape), (layout.size,), shape
         self._exact, self._sums = Sums(*map(np.zeros, sums)), Sums(*map(np.zeros, sums))  # without noise; with all
         none: dict[str, Any] = {
@@ -54,9 +54,15 @@ class Model:
         self._noisy = Releases(users=np.zeros(0), noises=np.zeros(0), shares=np.zeros(0), **none)
         self._raw, self.probabilities = np.zeros((2, layout.size))
         self._raw_paid, self._paid = np.zeros((2, 2 * rows))
-        self.sampling, self.noise, self.chance_error, self.noise_error = np.ones((4, 2, *shape))
+        self.sampling, self.noise, self.chance_error, self.noise_error = errors = np.ones((4, 2, *shape))
         self.between: FloatArray = np.zeros((2, states, actions))
         self._uncertainty = np.zeros(shape)
+        pairs, by_pair, between = states * actions, errors.reshape(4, 2, shape[0], -1), self.between.reshape(2, -1)
+        twos = arrange(np.arange(0, 2 * rows + 1, 2), np.tile(np.arange(2, dtype=np.int32), rows), pairs)
+        self._families = [Family(twos, self._raw_paid, self._paid, between[1], *by_pair[:, 1])]
+        if problem.horizon > 1:
+            cells = arrange(layout.row_starts, layout.successors, pairs)
+            self._families.append(Family(cells, self._raw, self.probabilities, between[0], *by_pair[:, 0, :-1]))
         self._fit()
 
     @property
@@ -159,21 +165,18 @@ class Model:
 
     def _fit(self) -> None:
         from shufflerl.learners.optimistic.pooling import pool
-        from shufflerl.learners.optimistic.posterior import Family, fit
+        from shufflerl.learners.optimistic.posterior import fit
 
         self._before = self.probabilities.copy(), self._uncertainty.copy()
         for mine, exact in zip(self._sums, self._exact, strict=True):
             mine[...] = exact
         self._add(self._noisy, self._sums)
-        pool(self._sums, self._row_starts, self._raw, self._raw_paid, self.sampling, self.noise)
-        errors = self.sampling, self.noise, self.chance_error, self.noise_error
-        if self._problem.horizon > 1:
-            sampling, noise, by_chance, by_noise = (error[0, :-1] for error in errors)
-            rows = self._row_starts, self._successors, self._raw, sampling, noise
-            fit(Family(*rows, self.probabilities, by_chance, by_noise, self.between[0]))
-        sampling, noise, by_chance, by_noise = (error[1] for error in errors)
-        fit(Family(*self._outcomes, self._raw_paid, sampling, noise, self._paid, by_chance, by_noise, self.between[1]))
         widths = np.diff(self._row_starts)
+        data = self._raw, self._raw_paid, self.sampling, self.noise
+        for mine, pooled in zip(data, pool(self._sums, widths), strict=True):
+            mine[...] = pooled
+        for family in self._families:
+            fit(family)
         row = np.repeat(np.arange(len(widths)), widths)
         chance = np.bincount(row, self.probabilities * (1.0 - self.probabilities), len(widths)) / np.maximum(widths, 1)
         # The mean variance of a row's cells.
@@ -202,5 +205,5 @@ class Model:
         for name, values in self._exact._asdict().items():
             values[...] = arrays[f"exact_{name}"]
         self._noisy = type(self._noisy)(**{name: arrays[name] for name in self._noisy._fields})
-        self.probabilities, self._uncertainty = (np.array(arrays[name]) for name in _BEFORE)
+        self.probabilities[:], self._uncertainty = arrays["probabilities"], np.array(arrays["uncertainty"])
         self._fit()

@@ -32,6 +32,18 @@ _FAR, _SYMMETRIC = 8.0, 1e-9
 _FINER = 1.5
 
 
+class Terms(NamedTuple):
+    """What a batch is planned for: so many `users`, and so many `left` after it.
+
+    `noise` is the variance of a counter's noise if every counter is asked, `smallest` the users of the smallest try.
+    """
+
+    users: float
+    left: float
+    noise: float
+    smallest: float
+
+
 class Greedy(NamedTuple):
     """The greedy policy of the posterior mean, its occupancy[h, x], and all actions against it.
 
@@ -74,14 +86,7 @@ def along(here: float, after: float, alike: float) -> float:
 
 @compiled
 def optimistic_policy(
-    rows: Rows,
-    allocated: FloatArray,
-    users: float,
-    left: float,
-    noise: float,
-    lots: FloatArray,
-    policy: PolicyArray,
-    values: FloatArray,
+    rows: Rows, allocated: FloatArray, terms: Terms, lots: FloatArray, policy: PolicyArray, values: FloatArray
 ) -> None:
     """Write the policy that is best if every row is as good as it may be worth finding out; `lots` break ties.
 
@@ -89,8 +94,8 @@ def optimistic_policy(
 
     Let v be the variance of r + E V in row (h, x, a), V the next step's optimistic values, and I its precision, the
     visits `allocated` by others of the same batch included: these take their part off v. Trying the row with the n
-    `users` of a batch, or with as many as double I if that is more, adds J and can move it by sqrt(v J / (I + J)):
-    optimism times z times that is its bonus b, z what is worth trying by so many of the users that are `left`.
+    users of a batch, or with as many as double I if that is more, adds J and can move it by sqrt(v J / (I + J)):
+    optimism times z times that is its bonus b, z what is worth trying by so many of the users that are left.
 
     Errors add up along a path: b^2 + E b'^2 + 2 homogeneity b sqrt(E b'^2), b' the bonus at the next step. Where the
     steps are alike (1) their errors are the same error and bonuses add; where they are not (0), their squares do.
@@ -104,6 +109,7 @@ def optimistic_policy(
         for x in range(states):
             for a in range(actions):
                 everywhere[x, a] += rows.visits[h, x, a] + allocated[h, x, a]
+    users, left, noise = max(terms.smallest, terms.users), terms.left, terms.noise
     by_all = worth_trying(users, left)
     mean = np.zeros((horizon + 1, states))
     bonus = np.zeros((horizon + 1, states))
@@ -290,9 +296,10 @@ def best_rival(rivals: Rivals, h: int, x: int, visits: float) -> tuple[float, in
 
 
 @compiled
-def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, left: float, noise: float) -> Rivals:
+def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Terms) -> Rivals:
     """All actions against the greedy one, with errors as bold as probes take them."""
     horizon, states, actions = rows.rewards.shape
+    noise = terms.noise
     error = np.empty((horizon, states, actions))
     precision = np.empty((horizon, states, actions))
     by_visit = np.zeros((horizon, states, actions))
@@ -303,7 +310,7 @@ def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, left: float, 
             total += greedy.occupancy[h, x]
         for h in range(horizon):
             elsewhere = rows.homogeneity * (total - greedy.occupancy[h, x])
-            later[h, x] = left * (greedy.occupancy[h, x] + elsewhere)
+            later[h, x] = terms.left * (greedy.occupancy[h, x] + elsewhere)
     rivals = Rivals(greedy.gap, error, greedy.headroom, precision, allocated, noise, later, by_visit)
     for h in range(horizon):
         for x in range(states):
@@ -358,17 +365,9 @@ def as_normal(gap: float, variance: float, skew: float) -> float:
 
 @compiled
 def plan_probe(
-    rows: Rows,
-    greedy: Greedy,
-    allocated: FloatArray,
-    least: float,
-    most: float,
-    left: float,
-    noise: float,
-    probed: BoolArray,
-    policy: PolicyArray,
+    rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Terms, most: float, probed: BoolArray, policy: PolicyArray
 ) -> float:
-    """Write the probe of largest net value and return how many users it is for, from `least` to `most`; 0 if none.
+    """Write the probe of largest net value and return how many users it is for, at `most` so many; 0 if none.
 
     An action with gap d, of error s before and t after m visits, gains R t' psi(d / t') if R users come this way later,
     t'^2 = s^2 - t^2 the variance of what the visits will say of it, and costs m d: the knowledge gradient of a normal
@@ -377,12 +376,12 @@ def plan_probe(
     Without noise no step that the batch has `probed` is probed again.
     """
     horizon, states = policy.shape
-    rivals = find_rivals(rows, greedy, allocated, left, noise)
+    rivals = find_rivals(rows, greedy, allocated, terms)
     gain = 0.0
     users = 0.0
     step = -1
     for h in range(horizon):
-        n = least
+        n = C.smallest_probe * terms.smallest
         while n <= most and not probed[h]:
             total = 0.0
             for x in range(states):
@@ -398,96 +397,65 @@ def plan_probe(
                 value, a = best_rival(rivals, h, x, users * greedy.occupancy[h, x])
                 if value > 0.0:
                     policy[h, x] = a
-    if step >= 0 and noise == 0.0:
+    if step >= 0 and terms.noise == 0.0:
         probed[step] = True
     return users
 
 
 @compiled
-def doubling(
-    rows: Rows, allocated: FloatArray, smallest: float, noise: float, policy: PolicyArray, occupancy: FloatArray
-) -> float:
+def doubling(rows: Rows, allocated: FloatArray, terms: Terms, policy: PolicyArray, occupancy: FloatArray) -> float:
     """How many users of a policy double the precision of one of its decisions, or bring it the smallest try."""
     users = np.inf
     for h in range(policy.shape[0]):
         for x in range(policy.shape[1]):
             if occupancy[h, x] > _NEVER:
                 a = policy[h, x]
-                known = rows.precision[h, x, a] + information(allocated[h, x, a], noise)
-                users = min(users, max(smallest, visits_for(known, noise)) / occupancy[h, x])
+                known = rows.precision[h, x, a] + information(allocated[h, x, a], terms.noise)
+                users = min(users, max(terms.smallest, visits_for(known, terms.noise)) / occupancy[h, x])
     return users
 
 
-@compiled
 def plan_batch(
-    rows: Rows,
-    start: FloatArray,
-    users: float,
-    left: float,
-    noise: float,
-    variances: FloatArray,
-    smallest: float,
-    lots: FloatArray,
-    policies: PolicyArray,
-    shares: FloatArray,
-    asked: BoolArray,
-) -> int:
-    """Write the policies of a batch and how many of its `users` play each; returns how many policies there are.
+    rows: Rows, start: FloatArray, terms: Terms, variances: FloatArray, lots: FloatArray
+) -> tuple[PolicyArray, FloatArray, BoolArray]:
+    """The policies of a batch, how many of its users play each, and what is asked of them (`choose_counters`).
 
     Probes first, then optimistic plans, each made as if those before it had been played already. A probe is for as many
     users as its net value is largest for, a plan for as many as double the precision of one of its decisions (or bring
-    it the `smallest` try). Who is left when there is no room for more plays the greedy policy. The more of the plan's
-    users do as the greedy policy anyhow, the more may probe; a whole try stays for the plans. So many users are `left`
-    after the batch. `noise` is the variance of a counter's noise if every counter is asked, `lots` break ties.
-
-    Writes which of the counters are `asked` (see `choose_counters`): all, unless `variances` are less for fewer.
+    it the smallest try). Who is left when there is no room for more plays the greedy policy. The more of the plan's
+    users do as the greedy policy anyhow, the more may probe; a whole try stays for the plans. `variances` are those of
+    a counter's noise if fewer counters are asked; `lots` break ties.
     """
     horizon, states, actions = rows.rewards.shape
-    allocated = np.zeros((horizon, states, actions))
-    occupancy = np.zeros((horizon, states))
-    hoped = np.empty((horizon + 1, states))
-    values = np.empty((horizon + 1, states))
-    plan = np.empty((horizon, states), dtype=np.int32)
-    probed = np.zeros(horizon, dtype=np.bool_)
-    optimistic_policy(rows, allocated, max(smallest, users), left, noise, lots[0], plan, hoped)
-    greedy = find_greedy(rows, start)
-    idle = follow(rows, start, plan, greedy.policy, occupancy)
+    users, smallest = terms.users, terms.smallest
+    occupancy, allocated = np.empty((horizon, states)), np.zeros((horizon, states, actions))
+    hoped, values = np.empty((horizon + 1, states)), np.empty((horizon + 1, states))
+    policies: PolicyArray = np.empty((len(lots), horizon, states), dtype=np.int32)
+    shares: list[float] = []
+    optimistic_policy(rows, allocated, terms, lots[0], policies[0], hoped)
+    greedy, probed = find_greedy(rows, start), np.zeros(horizon, dtype=np.bool_)
+    idle = follow(rows, start, policies[0], greedy.policy, occupancy)
     by_one = most_probing = users * (C.always + C.idle * idle)
-    if noise == 0.0:
+    if terms.noise == 0.0:
         most_probing = users * (C.exact_always + C.exact_idle * idle)
         by_one = most_probing * C.exact_each
-    given = 0.0
-    probing = False  # nothing before something was seen
-    for h in range(horizon):
-        for x in range(states):
-            for a in range(actions):
-                probing = probing or rows.visits[h, x, a] > 0.0
-    count = 0
-    while given < users:
-        policy = policies[count]
-        last = count == len(policies) - 1
-        rest = users - given
-        share = 0.0
-        if probing and count < C.probes and not last:
-            most = min(by_one, most_probing - given, rest - smallest)
-            least = C.smallest_probe * smallest
-            share = np.rint(plan_probe(rows, greedy, allocated, least, most, left, noise, probed, policy))
+    probing = bool(rows.visits.any())  # nothing before something was seen
+    while (rest := users - sum(shares)) > 0.0:
+        policy, share = policies[len(shares)], 0.0
+        last = len(shares) == len(policies) - 1
+        if probing and len(shares) < C.probes and not last:
+            most = min(by_one, most_probing - sum(shares), rest - smallest)
+            share = float(round(plan_probe(rows, greedy, allocated, terms, most, probed, policy)))
         probing = share > 0.0
         if not probing:
-            to_come = 0.0 if last else left
-            optimistic_policy(rows, allocated, max(smallest, users), to_come, noise, lots[count], policy, values)
+            now = terms._replace(left=0.0) if last else terms
+            optimistic_policy(rows, allocated, now, lots[len(shares)], policy, values)
         follow(rows, start, policy, policy, occupancy)
         if not probing:
-            share = np.rint(doubling(rows, allocated, smallest, noise, policy, occupancy))
-            share = min(max(1.0, share), rest)
+            share = min(max(1.0, float(np.rint(doubling(rows, allocated, terms, policy, occupancy)))), rest)
             if last or rest - share < smallest / 2.0:
                 share = rest
-        shares[count] = share
-        given += share
-        for h in range(horizon):
-            for x in range(states):
-                allocated[h, x, policy[h, x]] += share * occupancy[h, x]
-        count += 1
-    if variances[0] < variances[-1]:
-        choose_counters(rows, hoped, greedy.value_variance, allocated, variances, asked)
-    return count
+        shares.append(share)
+        allocated += share * occupancy[..., None] * (policy[..., None] == np.arange(actions))
+    asked = choose_counters(rows, hoped, greedy.value_variance, allocated, variances)
+    return policies[: len(shares)], np.array(shares), asked

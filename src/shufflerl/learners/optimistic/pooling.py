@@ -170,22 +170,14 @@ def _count_row(releases: Releases, b: int, h: int, x: int, a: int, m: float, row
                 sums.pays[h, x, a] += w * (m + releases.values[b, unpaid + 1] - releases.values[b, unpaid]) / 2.0
 
 
-@compiled
-def pool(
-    sums: Sums, row_starts: IntArray, raw: FloatArray, paid: FloatArray, sampling: FloatArray, noise: FloatArray
-) -> None:
-    """Write the raw rows, those of rewards as pairs (not paid, paid), and A (`sampling`) and B (`noise`) of both."""
-    _, horizon, states, actions = sums.weights.shape
-    for h in range(horizon):
-        for x in range(states):
-            for a in range(actions):
-                for f in range(2):
-                    w = sums.weights[f, h, x, a]
-                    sampling[f, h, x, a] = sums.squares[f, h, x, a] / (w * w) if w > 0.0 else UNKNOWN
-                    noise[f, h, x, a] = sums.noises[f, h, x, a] / (w * w) if w > 0.0 else UNKNOWN
-                i = (h * states + x) * actions + a
-                moved, w = sums.weights[0, h, x, a], sums.weights[1, h, x, a]
-                paid[2 * i + 1] = sums.pays[h, x, a] / w if w > 0.0 else 0.5
-                paid[2 * i] = 1.0 - paid[2 * i + 1]
-                for t in range(row_starts[i], row_starts[i + 1]):
-                    raw[t] = sums.moves[t] / moved if moved > 0.0 else 1.0 / (row_starts[i + 1] - row_starts[i])
+def pool(sums: Sums, widths: IntArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """The raw rows, of so many cells each, those of rewards as pairs (not paid, paid), and A and B of both."""
+    seen, squared = sums.weights > 0.0, sums.weights * sums.weights
+    sampling, noise = (
+        np.divide(each, squared, out=np.full(each.shape, UNKNOWN), where=seen) for each in (sums.squares, sums.noises)
+    )
+    moved, told = (np.repeat(each[0].ravel(), widths) for each in (sums.weights, seen))
+    even = np.repeat(1.0 / np.maximum(widths, 1), widths)
+    raw = np.divide(sums.moves, moved, out=even, where=told)
+    paid = np.divide(sums.pays, sums.weights[1], out=np.full(sums.pays.shape, 0.5), where=seen[1])
+    return raw, np.stack([1.0 - paid, paid], axis=-1).ravel(), sampling, noise

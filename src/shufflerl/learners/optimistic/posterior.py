@@ -24,73 +24,83 @@ from shufflerl.compiling import compiled
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 
 
-class Family(NamedTuple):
-    """The rows of one family, transitions or rewards: pooled data, and what `fit` writes.
+class Cells(NamedTuple):
+    """Where the cells of a family's rows are.
 
-    Flat cells are `raw` and become `probabilities`; [h, x, a] are `sampling` A and `noise` B, and what they leave open
-    (see `Rows`); between[x, a] becomes t.
+    Row h pairs + q, of the pair q = (x, a) at step h, has the cells from `row_starts` on. The cells of a pair that lead
+    to one state, each at its step, are one outcome: those of pair q are numbered from pair_starts[q] on, cell t is of
+    outcome outcomes[t], and outcome o has the `members` from member_starts[o] on, step after step.
     """
 
     row_starts: IntArray
-    successors: NDArray[np.int32]
+    pair_starts: IntArray
+    outcomes: IntArray
+    member_starts: IntArray
+    members: IntArray
+    steps: IntArray
+
+
+def arrange(row_starts: IntArray, successors: NDArray[np.int32], pairs: int) -> Cells:
+    """The cells of rows that lead to `successors`; outcomes of a pair in order of the first step that has them."""
+    row = np.repeat(np.arange(len(row_starts) - 1), np.diff(row_starts))
+    pair = row % pairs
+    leads = pair * (successors.max(initial=0) + 1) + successors
+    _, first, same = np.unique(leads, return_index=True, return_inverse=True)
+    order = np.lexsort((first, pair[first]))
+    outcomes = np.argsort(order)[same]
+    pair_starts = np.searchsorted(pair[first][order], np.arange(pairs + 1))
+    members = np.argsort(outcomes, kind="stable")
+    member_starts = np.searchsorted(outcomes[members], np.arange(len(first) + 1))
+    return Cells(np.array(row_starts), pair_starts, outcomes, member_starts, members, row // pairs)
+
+
+class Family(NamedTuple):
+    """The rows of one family, transitions or rewards: pooled data, and what `fit` writes.
+
+    `raw` cells become `probabilities`, between[q] becomes t. Of rows [h, q] there are the data's errors, `sampling` A
+    and `noise` B, and what they leave open (see `Rows`).
+    """
+
+    cells: Cells
     raw: FloatArray
+    probabilities: FloatArray
+    between: FloatArray
     sampling: FloatArray
     noise: FloatArray
-    probabilities: FloatArray
     chance_error: FloatArray
     noise_error: FloatArray
-    between: FloatArray
 
 
 class Scratch(NamedTuple):
-    """Room for the row of one (x, a): its next states, weighted sums, mean over the steps, its cells at every step."""
+    """Room for the row of one pair: weights of its steps, its mean over them, and what is projected, from and to."""
 
-    nexts: IntArray
-    place: IntArray
-    top: FloatArray
-    bottom: FloatArray
+    weights: FloatArray
     mean: FloatArray
+    values: FloatArray
     nearest: FloatArray
-    apart: FloatArray
-    steps: IntArray
 
 
 @compiled
 def fit(family: Family) -> None:
     """Write the posterior of every row: how much steps differ, how concentrated rows are, then each row."""
-    horizon, states, actions = family.sampling.shape
-    grid, some = len(C.concentrations), C.row_concentrations
-    size = 1
-    for y in family.successors:
-        size = max(size, y + 1)
-    numbers, cells = np.empty((2, size), dtype=np.int64), np.empty((4, size))
-    numbers[1] = -1
-    scratch = Scratch(
-        numbers[0],
-        numbers[1],
-        cells[0],
-        cells[1],
-        cells[2],
-        cells[3],
-        np.empty((size, horizon)),
-        np.empty((size, horizon + 1), dtype=np.int64),
-    )
-    law = np.zeros((states * actions, grid))
-    row_law = np.zeros((states * actions, some))
-    for x in range(states):
-        for a in range(actions):
-            _compare_steps(family, x, a, scratch, law[x * actions + a])
+    horizon, pairs = family.sampling.shape
+    size = 0
+    for q in range(pairs):
+        size = max(size, family.cells.pair_starts[q + 1] - family.cells.pair_starts[q])
+    scratch = Scratch(np.empty(horizon), np.empty(size), np.empty(size), np.empty(size))
+    law = np.empty((pairs, len(C.concentrations)))
+    row_law = np.empty((pairs, C.row_concentrations))
+    for q in range(pairs):
+        _compare_steps(family, q, scratch, law[q])
     learn_law(law)
-    for x in range(states):
-        for a in range(actions):
-            family.between[x, a] = 0.0
-            for g in range(grid):
-                family.between[x, a] += law[x * actions + a, g] / (1.0 + C.concentrations[g])
-            _compare_to_uniform(family, x, a, scratch, row_law[x * actions + a])
+    for q in range(pairs):
+        family.between[q] = 0.0
+        for g in range(len(C.concentrations)):
+            family.between[q] += law[q, g] / (1.0 + C.concentrations[g])
+        _compare_to_uniform(family, q, scratch, row_law[q])
     learn_law(row_law)
-    for x in range(states):
-        for a in range(actions):
-            _shrink(family, x, a, scratch, row_law[x * actions + a])
+    for q in range(pairs):
+        _shrink(family, q, scratch, row_law[q])
 
 
 @compiled
@@ -123,68 +133,55 @@ def learn_law(likelihoods: FloatArray) -> None:
 
 
 @compiled
-def _sum_steps(family: Family, x: int, a: int, chance: float, t: float, s: Scratch) -> tuple[int, float, float]:
-    """Sum the row's steps with weights w = 1 / (A + B / chance + t), by next state, into `top` and `bottom`.
+def _average(family: Family, q: int, chance: float, t: float, s: Scratch) -> tuple[float, float]:
+    """Write the mean of a row over its steps with weights w = 1 / (A + B / chance + t).
 
-    Returns how many next states there are, and A and B of the steps' mean: sum w^2 (A + t) and sum w^2 B.
+    Returns its A and B: sum w^2 (A + t) and sum w^2 B.
     """
-    horizon, states, actions = family.sampling.shape
-    width = 0
-    weights = by_chance = by_noise = 0.0
-    for h in range(horizon):
-        i = (h * states + x) * actions + a
-        w = 1.0 / (family.sampling[h, x, a] + family.noise[h, x, a] / chance + t)
-        weights += w
-        by_chance += w * w * (family.sampling[h, x, a] + t)
-        by_noise += w * w * family.noise[h, x, a]
-        for cell in range(family.row_starts[i], family.row_starts[i + 1]):
-            y = family.successors[cell]
-            if s.place[y] < 0:
-                s.place[y] = width
-                s.nexts[width] = y
-                s.top[width] = s.bottom[width] = 0.0
-                width += 1
-            s.top[s.place[y]] += w * family.raw[cell]
-            s.bottom[s.place[y]] += w
-    for j in range(width):
-        s.place[s.nexts[j]] = -1
-    return width, by_chance / weights**2, by_noise / weights**2
+    cells = family.cells
+    total = by_chance = by_noise = 0.0
+    for h in range(len(s.weights)):
+        w = 1.0 / (family.sampling[h, q] + family.noise[h, q] / chance + t)
+        s.weights[h] = w
+        total += w
+        by_chance += w * w * (family.sampling[h, q] + t)
+        by_noise += w * w * family.noise[h, q]
+    for o in range(cells.pair_starts[q], cells.pair_starts[q + 1]):
+        top = bottom = 0.0
+        for k in range(cells.member_starts[o], cells.member_starts[o + 1]):
+            cell = cells.members[k]
+            top += s.weights[cells.steps[cell]] * family.raw[cell]
+            bottom += s.weights[cells.steps[cell]]
+        s.mean[o - cells.pair_starts[q]] = top / bottom
+    return by_chance / total**2, by_noise / total**2
 
 
 @compiled
-def _compare_steps(family: Family, x: int, a: int, s: Scratch, likelihoods: FloatArray) -> None:
+def _compare_steps(family: Family, q: int, s: Scratch, likelihoods: FloatArray) -> None:
     """Write the log-likelihood of each concentration c of a row's steps around their mean.
 
     Every cell is normal, of variance A p(1-p) + B + t p(1-p) around a mean that is integrated out, with p the pooled
     mean and p(1-p) at its least value or more; of D cells D - 1 are free.
     """
-    horizon, states, actions = family.sampling.shape
-    width, _, _ = _sum_steps(family, x, a, C.typical, 0.0, s)
-    for j in range(width):
-        s.place[s.nexts[j]] = j
-        s.steps[j, horizon] = 0
-    for h in range(horizon):
-        i = (h * states + x) * actions + a
-        for cell in range(family.row_starts[i], family.row_starts[i + 1]):
-            j = s.place[family.successors[cell]]
-            k = s.steps[j, horizon]
-            s.apart[j, k] = family.raw[cell] - s.top[j] / s.bottom[j]
-            s.steps[j, k] = h
-            s.steps[j, horizon] = k + 1
+    cells = family.cells
+    _average(family, q, C.typical, 0.0, s)
+    width = cells.pair_starts[q + 1] - cells.pair_starts[q]
     for g in range(len(likelihoods)):
         total = 0.0
         for j in range(width):
-            p = min(1.0, max(0.0, s.top[j] / s.bottom[j]))
+            o = cells.pair_starts[q] + j
+            p = min(1.0, max(0.0, s.mean[j]))
             chance = max(p * (1.0 - p), C.least_chance)
             difference = max(p * (1.0 - p), C.least_difference) / (1.0 + C.concentrations[g])
             zeroth = first = second = logs = 0.0
             product = 1.0  # one logarithm for many factors, each well within 1e-100 to 1e100
-            for k in range(s.steps[j, horizon]):
-                h = s.steps[j, k]
-                w = 1.0 / (family.sampling[h, x, a] * chance + family.noise[h, x, a] + difference + C.least_variance)
+            for k in range(cells.member_starts[o], cells.member_starts[o + 1]):
+                h = cells.steps[cells.members[k]]
+                apart = family.raw[cells.members[k]] - s.mean[j]
+                w = 1.0 / (family.sampling[h, q] * chance + family.noise[h, q] + difference + C.least_variance)
                 zeroth += w
-                first += w * s.apart[j, k]
-                second += w * s.apart[j, k] * s.apart[j, k]
+                first += w * apart
+                second += w * apart * apart
                 product *= w
                 if product < 1e-200 or product > 1e200:
                     logs += math.log(product)
@@ -192,19 +189,15 @@ def _compare_steps(family: Family, x: int, a: int, s: Scratch, likelihoods: Floa
             logs += math.log(product / zeroth)
             total += 0.5 * (logs - second + first * first / zeroth)
         likelihoods[g] = total * (width - 1.0) / width
-    for j in range(width):
-        s.place[s.nexts[j]] = -1
 
 
 @compiled
-def _average_steps(family: Family, x: int, a: int, s: Scratch) -> tuple[float, int, float, float]:
+def _average_steps(family: Family, q: int, s: Scratch) -> tuple[float, int, float, float]:
     """Write the mean over the steps; returns b, the mean p(1-p) of its cells, their number, and A and B of it."""
-    t = family.between[x, a]
+    width = family.cells.pair_starts[q + 1] - family.cells.pair_starts[q]
     chance = C.typical
     for _ in range(2):
-        width, by_chance, by_noise = _sum_steps(family, x, a, chance, t, s)
-        for j in range(width):
-            s.mean[j] = s.top[j] / s.bottom[j]
+        by_chance, by_noise = _average(family, q, chance, family.between[q], s)
         project(s.mean, width, s.nearest)
         chance = 0.0
         for j in range(width):
@@ -214,12 +207,12 @@ def _average_steps(family: Family, x: int, a: int, s: Scratch) -> tuple[float, i
 
 
 @compiled
-def _compare_to_uniform(family: Family, x: int, a: int, s: Scratch, likelihoods: FloatArray) -> None:
+def _compare_to_uniform(family: Family, q: int, s: Scratch, likelihoods: FloatArray) -> None:
     """Write the log-likelihood of each concentration of a row's mean over the steps around the uniform row.
 
     A cell of it is normal around 1/D, of variance b (1 + A s) / (1 + s) + B with b = (1 - 1/D) / D.
     """
-    _, width, by_chance, by_noise = _average_steps(family, x, a, s)
+    _, width, by_chance, by_noise = _average_steps(family, q, s)
     apart = 0.0
     for j in range(width):
         apart += (s.mean[j] - 1.0 / width) ** 2 / width
@@ -230,13 +223,14 @@ def _compare_to_uniform(family: Family, x: int, a: int, s: Scratch, likelihoods:
 
 
 @compiled
-def _shrink(family: Family, x: int, a: int, s: Scratch, law: FloatArray) -> None:
+def _shrink(family: Family, q: int, s: Scratch, law: FloatArray) -> None:
     """Write the posterior of a row at every step: its own data and its mean over the steps, drawn to the uniform row.
 
     The mean's own error is left open too, as far as a step leans on it.
     """
-    horizon, states, actions = family.sampling.shape
-    chance, width, by_chance, by_noise = _average_steps(family, x, a, s)
+    cells = family.cells
+    horizon, pairs = family.sampling.shape
+    chance, width, by_chance, by_noise = _average_steps(family, q, s)
     usual = max((1.0 - 1.0 / width) / width, C.least_chance)
     trust = shared = 0.0
     for g in range(len(law)):
@@ -244,29 +238,25 @@ def _shrink(family: Family, x: int, a: int, s: Scratch, law: FloatArray) -> None
         k = 1.0 / (1.0 + by_chance * c + by_noise * (1.0 + c) / usual)
         trust += law[g] * k
         shared += law[g] * k * by_chance / (1.0 + k * by_chance)
-    for j in range(width):
-        s.place[s.nexts[j]] = j
-    c = 1.0 / family.between[x, a] - 1.0
+    c = 1.0 / family.between[q] - 1.0
     for h in range(horizon):
-        sampling, noise = family.sampling[h, x, a], family.noise[h, x, a]
+        sampling, noise = family.sampling[h, q], family.noise[h, q]
         k = 1.0 / (1.0 + sampling * c + noise * (1.0 + c) / chance)
         leans = (1.0 - k) ** 2
-        family.chance_error[h, x, a] = k * sampling / (1.0 + k * sampling) + leans * shared
-        family.noise_error[h, x, a] = k * noise + leans * trust * by_noise
-        i = (h * states + x) * actions + a
-        first = family.row_starts[i]
-        size = family.row_starts[i + 1] - first
+        family.chance_error[h, q] = k * sampling / (1.0 + k * sampling) + leans * shared
+        family.noise_error[h, q] = k * noise + leans * trust * by_noise
+        first = cells.row_starts[h * pairs + q]
+        size = cells.row_starts[h * pairs + q + 1] - first
         for j in range(size):
-            s.bottom[j] = s.mean[s.place[family.successors[first + j]]]
-        project(s.bottom, size, s.nearest)
-        for j in range(size):
-            s.bottom[j] = family.raw[first + j]
-        project(s.bottom, size, s.top)
+            s.values[j] = s.mean[cells.outcomes[first + j] - cells.pair_starts[q]]
+        project(s.values, size, s.nearest)
         for j in range(size):
             prior = trust * s.nearest[j] + (1.0 - trust) / size
-            family.probabilities[first + j] = k * s.top[j] + (1.0 - k) * prior
-    for j in range(width):
-        s.place[s.nexts[j]] = -1
+            family.probabilities[first + j] = (1.0 - k) * prior
+            s.values[j] = family.raw[first + j]
+        project(s.values, size, s.nearest)
+        for j in range(size):
+            family.probabilities[first + j] += k * s.nearest[j]
 
 
 @compiled

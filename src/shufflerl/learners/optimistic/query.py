@@ -27,16 +27,10 @@ class Stakes(NamedTuple):
     met: FloatArray
 
 
-@compiled
 def choose_counters(
-    rows: Rows,
-    values: FloatArray,
-    value_variance: FloatArray,
-    allocated: FloatArray,
-    variances: FloatArray,
-    asked: BoolArray,
-) -> None:
-    """Write whether the transitions asked[0, h] and the rewards asked[1, h] of a step are asked of a batch.
+    rows: Rows, values: FloatArray, value_variance: FloatArray, allocated: FloatArray, variances: FloatArray
+) -> BoolArray:
+    """Whether the transitions asked[0, h] and the rewards asked[1, h] of a step are asked of a batch.
 
     A user touches one counter of each family and step that is asked: if n of them, every counter has noise of variance
     `variances[n - 1]`. So from all of them the family and step is dropped that tells least, again and again, and of all
@@ -46,32 +40,20 @@ def choose_counters(
     What a row's transitions are worth is reckoned with the `values` of the next states and their variance: before
     anything is known of them, so that they seem the same, it still matters where a row leads.
     """
-    horizon = asked.shape[1]
-    stakes = find_stakes(rows, values, value_variance, allocated)
-    losses = np.zeros(2 * horizon)
-    last = np.zeros((2, horizon))  # how many are asked in all when one is asked for the last time
-    for h in range(horizon):
-        asked[0, h] = h < horizon - 1
-        asked[1, h] = True
-    last[0, horizon - 1] = np.inf
-    most = len(variances)
-    best = worth(stakes, asked, variances[-1], losses)
-    for touched in range(len(variances) - 1, 0, -1):
-        noise = variances[touched - 1]
-        worth(stakes, asked, noise, losses)
-        least = 0
-        for k in range(1, 2 * horizon):
-            if losses[k] < losses[least]:
-                least = k
-        f, h = divmod(least, horizon)
-        asked[f, h] = False
-        last[f, h] = touched + 1.0
-        told = worth(stakes, asked, noise, losses)
-        if told > best:
-            best, most = told, touched
-    for f in range(2):
-        for h in range(horizon):
-            asked[f, h] = last[f, h] <= most
+    horizon = len(allocated)
+    asked = np.ones((2, horizon), dtype=np.bool_)
+    asked[0, -1] = False
+    chosen, losses = asked.copy(), np.empty(2 * horizon)
+    if variances[0] < variances[-1]:
+        stakes = find_stakes(rows, values, value_variance, allocated)
+        best = worth(stakes, asked, variances[-1], losses)
+        for noise in variances[-2::-1]:
+            worth(stakes, asked, noise, losses)
+            asked[divmod(losses.argmin(), horizon)] = False
+            told = worth(stakes, asked, noise, losses)
+            if told > best:
+                best, chosen = told, asked.copy()
+    return chosen
 
 
 @compiled
