@@ -151,7 +151,9 @@ def _promised(privatizer: BudgetedPrivatizer, case: Case) -> float:
         assert certificate.delta == DELTA
         assert certificate.epsilon <= case.epsilon
         if ask in case.asks:
-            assert spent <= certificate.epsilon * (1 + 1e-8)  # two bounds of all but equal laws
+            # Two bounds of all but equal laws. Each composition is right to 1e-15 a loss: of 20 losses at this delta
+            # that moves delta by 2e-5 of itself, and epsilon by less than 1e-6.
+            assert spent <= certificate.epsilon * (1 + 1e-6)
     return spent
 
 
