@@ -120,6 +120,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("network/protocol/test_masking", "network/protocol/test_lengths"),
         ("network/coordinator/test_unmasking", "network/shuffler/test_summing"),
     ),
+    "network/shuffler/dummies.py": (("network/test_servers_noise",), ("network/test_audit_servers",)),
     "network/shuffler/mixing.py": (("network/shuffler/test_mixing",), ("network/shuffler/test_shuffler",)),
     "network/node/node.py": (("network/node/test_node",), ("network/node/test_device", "network/test_processes")),
     "network/coordinator/opening.py": (
