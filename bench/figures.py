@@ -178,7 +178,7 @@ def _run(part: str, cells: list[Cell]) -> Runs:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # one delta for all K
         run_cells(cells, RUNS / part)
-    return Runs(store.results(RUNS / part))
+    return Runs(store.results(RUNS / part, cells))  # of an earlier, larger sweep there may be more
 
 
 def _summary(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
@@ -268,7 +268,8 @@ def batches_table(figures: dict[str, Any]) -> list[str]:
 
 def few_table(figures: dict[str, Any]) -> list[str]:
     """What `optimistic` loses at epsilon 1 with intervals."""
-    return _batches_rows(lambda name: text(figures, f"batches: {name} interval"), (1.0,), (OPTIMISTIC,))
+    counts = (3, 5, 8, 10, 12, 40)
+    return _batches_rows(lambda name: text(figures, f"batches: {name} interval"), (1.0,), (OPTIMISTIC,), counts)
 
 
 def deployed_table(figures: dict[str, Any]) -> list[str]:
@@ -281,13 +282,17 @@ def deployed_table(figures: dict[str, Any]) -> list[str]:
     return _batches_rows(deployed, (1.0,), few.LINES)
 
 
-def _batches_rows(show: Callable[[str], str], budgets: tuple[float | None, ...], lines: tuple[Line, ...]) -> list[str]:
-    counts = few.BATCHES["full"]
+def _batches_rows(
+    show: Callable[[str], str],
+    budgets: tuple[float | None, ...],
+    lines: tuple[Line, ...],
+    counts: tuple[int, ...] = few.BATCHES["full"],
+) -> list[str]:
     rows = []
     for episodes, epsilon, line in itertools.product(few.EPISODES["full"], budgets, lines):
         names = [f"{episodes:,}"]
         names += ["none" if epsilon is None else f"{epsilon:g}"] if len(budgets) > 1 else []
-        names += [f"`{line.name}`" if line is OPTIMISTIC else line.name] if len(lines) > 1 else []
+        names += [line.name] if len(lines) > 1 else []
         cells = [show(batches_name(line, epsilon, episodes, count)) for count in counts]
         rows.append(f"| {' | '.join(names + cells)} |")
     head = ["K", *(["epsilon"] if len(budgets) > 1 else []), *(["learner"] if len(lines) > 1 else [])]
@@ -382,8 +387,7 @@ def batches_picture(figures: dict[str, Any]) -> None:
         own = values[batches_name(line, epsilon, episodes, count)]
         return own["batches"], own["mean"]
 
-    with style.styled():
-        save_figure(few.draw("full", point), BATCHES_PICTURE)
+    save_figure(few.draw("full", point), BATCHES_PICTURE)
 
 
 def pages() -> list[Path]:
@@ -413,9 +417,9 @@ def main() -> None:
         when = {"measured": datetime.date.today().isoformat(), "commit": commit}
         figures[part] = when | PARTS[part]()
         FILE.write_text(json.dumps(figures, indent=1) + "\n")
-    picture(figures)
-    liars_picture(figures)
-    batches_picture(figures)
+    with style.styled():  # the same figures are the same files
+        for draw in (picture, liars_picture, batches_picture):
+            draw(figures)
     for page in pages():
         if (now := written(was := page.read_text(), figures)) != was:
             page.write_text(now)

@@ -21,6 +21,7 @@ try:
     import matplotlib as mpl
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure  # not pyplot's: figures go to files, and no screen is needed
+    from matplotlib.ticker import LogLocator, NullFormatter
 except ImportError as missing:
     raise MissingExtraError("Figures need matplotlib; install it with: pip install 'shufflerl[plots]'.") from missing
 
@@ -79,6 +80,13 @@ def styled() -> AbstractContextManager[None]:
 def thousands(axis: Any) -> None:
     """Whole numbers with their commas."""
     axis.set_major_formatter("{x:,.10g}")
+
+
+def log_ticks(axis: Any) -> None:
+    """Ticks of a logarithmic axis: powers of ten, and their doubles and fivefolds where there are few powers."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def legend_below(drawing: Figure, axes: Axes, columns: int) -> None:

@@ -276,6 +276,12 @@ def test_any_axis_any_facet() -> None:
         runs += made(setting(scale, env=env, **privacy), np.arange(3.0) + 10 * scale)
     figure = chart.chart(runs, "epsilon", facet="env", log="x")
     assert [axes.get_title("left") for axes in figure.axes] == ["env = riverswim", "env = bandit"]
+    figure.draw_without_rendering()
+    ticks = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert {"0.5", "1"} <= set(ticks), "plain numbers"
+    assert not any(tick.get_text() for tick in figure.axes[0].get_xticklabels(minor=True))
+    facets = chart.chart([run for run in runs if run.cell.setting.epsilon], "learner.scale", facet="epsilon")
+    assert [axes.get_title("left") for axes in facets.axes] == ["epsilon = 0.5", "epsilon = 1"]
     lines = axis(figure)
     assert lines["shuffle, scale = 0.1"] == lines["shuffle, scale = 0.2"] == [0.5, 1.0]
     assert lines["no privacy, scale = 0.1"] == [0, 1], "level, over the whole width"

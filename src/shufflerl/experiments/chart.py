@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError, UnknownNameError
 from shufflerl.experiments.cells import Result, canonical, curve_episodes, flat, labels
 from shufflerl.experiments.compare import Band, Group, band
-from shufflerl.plots import COLOURS, legend_below, new_figure, styled, thousands
+from shufflerl.plots import COLOURS, legend_below, log_ticks, new_figure, styled, thousands
 from shufflerl.registry import nearest
 
 if TYPE_CHECKING:
@@ -108,10 +109,13 @@ def chart(
                        if canonical(its) == face and name == look]  # fmt: skip
                 _draw(axes, looks.index(look), look, own, x, y, kind)
             if facet is not None:
-                axes.set_title(f"{facet} = {face.strip(chr(34))}")
+                shown = json.loads(face)
+                axes.set_title(f"{facet} = {shown:g}" if isinstance(shown, float) else f"{facet} = {shown}")
             axes.set(xlabel=x, **{f"{one}scale": "log" for one in log})
-            thousands(axes.xaxis)
-            thousands(axes.yaxis)
+            for one, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+                thousands(axis)
+                if one in log:
+                    log_ticks(axis)
         panels[0].set_ylabel(y)
         _finish(figure, panels, len(looks), f"means over seeds; band: {_BANDS[kind]}")
     return figure

@@ -207,8 +207,8 @@ def _print_groups(groups: list[Group]) -> None:
     for group in groups:
         if len(group.rows) > 1 and group.least_p > 0.05:
             typer.echo(
-                f"So few seeds cannot show a difference among {len(group.rows)} settings: the smallest p possible is "
-                f"{group.least_p:.2g}. Use more seeds."
+                f"So few seeds cannot show a difference among {len(group.rows)} settings:\n"
+                f"the smallest p possible is {group.least_p:.2g}. Use more seeds."
             )
     typer.echo("Intervals: 95% bootstrap. p: paired permutation test against the best of the")
     typer.echo("same problem, corrected for all its pairs (Holm).")
