@@ -69,7 +69,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/audit/bench.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
     "privacy/audit/seats.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
     "privacy/audit/servers.py": (("privacy/audit/test_servers",), ("network/test_audit_servers",)),
-    "privacy/audit/statistics.py": (("privacy/audit/test_users", "privacy/audit/test_servers"),),
+    "privacy/audit/statistics.py": (("privacy/audit/test_statistics",), ("privacy/audit/test_users",)),
     "privacy/audit/users.py": (("privacy/audit/test_users",), ("network/test_audit",)),
     "privacy/loss.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
     "privacy/certificate.py": (("privacy/test_certificate",),),
