@@ -134,17 +134,9 @@ class Model:
         from shufflerl.learners.optimistic.pooling import Releases
 
         conserved, mixture = conserve(release, self._problem.start), release.batch.mixture
-        one = Releases(
-            np.array([float(release.batch.users)]),
-            np.array([float(release.noise.variance)]),
-            np.zeros(len(mixture.weights), dtype=np.int64),
-            mixture.policies,
-            mixture.weights,
-            conserved.values[None],
-            conserved.row_visits[None],
-            conserved.row_variance[None],
-            release.batch.query.asked[None],
-        )
+        told = [conserved.values], [conserved.row_visits], [conserved.row_variance], [release.batch.query.asked]
+        users, noise, policies = [float(release.batch.users)], [float(release.noise.variance)], mixture.policies
+        one = Releases(*map(np.array, (users, noise, [0] * len(policies), policies, mixture.weights, *told)))
         if release.noise.variance == 0.0:
             self._add(one, self._exact)
         else:
