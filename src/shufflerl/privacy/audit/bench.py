@@ -118,8 +118,8 @@ class Session(ABC):
 class System(ABC):
     """What is audited. `path` names it, `attacked` says what is played.
 
-    An audit that is told nothing else takes its `epsilon` and `samples`: what fits into a quarter of a minute. Most is
-    played on its `problem`, whose every counter is asked for.
+    An audit that is told nothing else takes its `epsilon` and `samples`: what fits into half a minute of a core. Most
+    is played on its `problem`, whose every counter is asked for.
     """
 
     path: str
