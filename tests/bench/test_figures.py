@@ -9,7 +9,9 @@ import pytest
 
 from bench import figures, poisoning
 from shufflerl.experiments.cells import Cell, run_cell
+from shufflerl.experiments.figures import batches
 from shufflerl.experiments.figures.base import lost_at_random
+from shufflerl.experiments.figures.lines import OPTIMISTIC, SDP_PE, Line
 
 FIGURES = figures.load()
 #: Of lines whose runs take a moment; the others learn from the same counts.
@@ -45,6 +47,15 @@ def test_the_first_seed_with_liars_is_what_the_code_gives(source: str, share: fl
     setting = poisoning.setting("riverswim", source, attack=shown["attack"], share=share)
     regret = run_cell(Cell(setting, poisoning.SEEDS[0])).regret
     assert regret == pytest.approx(shown["first"], rel=1e-4), AGAIN
+
+
+@pytest.mark.parametrize(("line", "count"), [(OPTIMISTIC, 3), (OPTIMISTIC, 10), (SDP_PE, 5)])
+def test_the_first_seed_in_few_batches_is_what_the_code_gives(line: Line, count: int) -> None:
+    shown = FIGURES["batches"]["values"][figures.batches_name(line, 1.0, 20_000, count)]
+    run = run_cell(Cell(batches.setting(line, 1.0, 20_000, count), figures.BATCHES_SEEDS[0]))
+    assert run.regret == pytest.approx(shown["first"], rel=1e-4), AGAIN
+    assert run.batches == count
+    assert run.distinct == pytest.approx(shown["distinct"], abs=1)
 
 
 def test_intervals_hold_their_means() -> None:

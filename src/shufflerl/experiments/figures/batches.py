@@ -96,7 +96,7 @@ def few(episodes: int) -> int:
 
 def draw(name: str, point: Callable[[Line, float | None, int, int], tuple[float, float]]) -> Drawing:
     """Regret against batches, a panel per K; `point` says both for a line, a budget, K and the batches asked for."""
-    drawing, panels = style.panels(len(EPISODES[name]), width=4.6 + 3.4 * (len(EPISODES[name]) - 1), height=4.8)
+    drawing, panels = style.panels(len(EPISODES[name]), width=max(style.WIDTH, 3.8 * len(EPISODES[name])), height=4.8)
     for axes, episodes in zip(panels, EPISODES[name], strict=True):
         for colour, epsilon in zip(COLOURS, BUDGETS[name], strict=False):
             for line in LINES:
