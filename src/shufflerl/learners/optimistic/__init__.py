@@ -30,7 +30,7 @@ recover. Without noise a visit is worth its part of a larger try (KG*).
 number of counters that a user touches. Batches grow from the users that stand out of the noise, or some times as many
 if batches are few (`learner.schedule`).
 
-`learner` is the learner, `model` what it knows; `pooling`, `posterior`, `rows`, `planner` and `query` are compiled.
+`learner` is the learner, `model` what it knows; inner loops of the others are compiled.
 Every constant is in `constants`. `examples/optimistic_reference.py` is all of it in plain NumPy.
 """
 

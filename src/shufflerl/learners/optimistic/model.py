@@ -41,6 +41,8 @@ class Model:
         self._problem = problem
         self._row_starts = np.append(layout.row_starts, np.full(states * actions, layout.size))  # the last lead nowhere
         self._successors = np.array(layout.successors)
+        self._widths = np.diff(self._row_starts)
+        self._row = np.repeat(np.arange(rows), self._widths)  # of every cell
         sums = shape, (2, *shape), (2, *shape), (2, *shape), (layout.size,), shape
         self._exact, self._sums = Sums(*map(np.zeros, sums)), Sums(*map(np.zeros, sums))  # without noise; with all
         none: dict[str, Any] = {
@@ -134,9 +136,10 @@ class Model:
         from shufflerl.learners.optimistic.pooling import Releases
 
         conserved, mixture = conserve(release, self._problem.start), release.batch.mixture
-        told = [conserved.values], [conserved.row_visits], [conserved.row_variance], [release.batch.query.asked]
+        told = conserved.values, conserved.row_visits, conserved.row_variance, release.batch.query.asked
         users, noise, policies = [float(release.batch.users)], [float(release.noise.variance)], mixture.policies
-        one = Releases(*map(np.array, (users, noise, [0] * len(policies), policies, mixture.weights, *told)))
+        each = users, noise, [0] * len(policies), policies, mixture.weights, *(values[None] for values in told)
+        one = Releases(*map(np.array, each))
         if release.noise.variance == 0.0:
             self._add(one, self._exact)
         else:
@@ -163,14 +166,13 @@ class Model:
         for mine, exact in zip(self._sums, self._exact, strict=True):
             mine[...] = exact
         self._add(self._noisy, self._sums)
-        widths = np.diff(self._row_starts)
         data = self._raw, self._raw_paid, self.sampling, self.noise
-        for mine, pooled in zip(data, pool(self._sums, widths), strict=True):
+        for mine, pooled in zip(data, pool(self._sums, self._row, self._widths), strict=True):
             mine[...] = pooled
         for family in self._families:
             fit(family)
-        row = np.repeat(np.arange(len(widths)), widths)
-        chance = np.bincount(row, self.probabilities * (1.0 - self.probabilities), len(widths)) / np.maximum(widths, 1)
+        each = self.probabilities * (1.0 - self.probabilities)
+        chance = np.bincount(self._row, each, len(self._widths)) / np.maximum(self._widths, 1)
         # The mean variance of a row's cells.
         self._uncertainty = self.chance_error[0] * chance.reshape(self.visits.shape) + self.noise_error[0]
 

@@ -432,9 +432,10 @@ def plan_batch(
     hoped, values = np.empty((horizon + 1, states)), np.empty((horizon + 1, states))
     policies: PolicyArray = np.empty((len(lots), horizon, states), dtype=np.int32)
     shares: list[float] = []
-    optimistic_policy(rows, allocated, terms, lots[0], policies[0], hoped)
+    plan: PolicyArray = np.empty((horizon, states), dtype=np.int32)
+    optimistic_policy(rows, allocated, terms, lots[0], plan, hoped)
     greedy, probed = find_greedy(rows, start), np.zeros(horizon, dtype=np.bool_)
-    idle = follow(rows, start, policies[0], greedy.policy, occupancy)
+    idle = follow(rows, start, plan, greedy.policy, occupancy)
     by_one = most_probing = users * (C.always + C.idle * idle)
     if terms.noise == 0.0:
         most_probing = users * (C.exact_always + C.exact_idle * idle)
@@ -447,7 +448,9 @@ def plan_batch(
             most = min(by_one, most_probing - sum(shares), rest - smallest)
             share = float(round(plan_probe(rows, greedy, allocated, terms, most, probed, policy)))
         probing = share > 0.0
-        if not probing:
+        if not probing and not shares:
+            policy[:] = plan
+        elif not probing:
             now = terms._replace(left=0.0) if last else terms
             optimistic_policy(rows, allocated, now, lots[len(shares)], policy, values)
         follow(rows, start, policy, policy, occupancy)

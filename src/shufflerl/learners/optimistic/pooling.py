@@ -170,14 +170,18 @@ def _count_row(releases: Releases, b: int, h: int, x: int, a: int, m: float, row
                 sums.pays[h, x, a] += w * (m + releases.values[b, unpaid + 1] - releases.values[b, unpaid]) / 2.0
 
 
-def pool(sums: Sums, widths: IntArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """The raw rows, of so many cells each, those of rewards as pairs (not paid, paid), and A and B of both."""
+def pool(sums: Sums, row: IntArray, widths: IntArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """The raw rows, those of rewards as pairs (not paid, paid), and A and B of both.
+
+    Cell t is of row[t], which has so many cells.
+    """
     seen, squared = sums.weights > 0.0, sums.weights * sums.weights
-    sampling, noise = (
-        np.divide(each, squared, out=np.full(each.shape, UNKNOWN), where=seen) for each in (sums.squares, sums.noises)
-    )
-    moved, told = (np.repeat(each[0].ravel(), widths) for each in (sums.weights, seen))
-    even = np.repeat(1.0 / np.maximum(widths, 1), widths)
-    raw = np.divide(sums.moves, moved, out=even, where=told)
-    paid = np.divide(sums.pays, sums.weights[1], out=np.full(sums.pays.shape, 0.5), where=seen[1])
-    return raw, np.stack([1.0 - paid, paid], axis=-1).ravel(), sampling, noise
+    sampling, noise = np.full((2, *seen.shape), UNKNOWN)
+    np.divide(sums.squares, squared, out=sampling, where=seen)
+    np.divide(sums.noises, squared, out=noise, where=seen)
+    raw = 1.0 / widths[row]
+    np.divide(sums.moves, sums.weights[0].ravel()[row], out=raw, where=seen[0].ravel()[row])
+    pairs = np.full((*sums.pays.shape, 2), 0.5)
+    np.divide(sums.pays, sums.weights[1], out=pairs[..., 1], where=seen[1])
+    pairs[..., 0] = 1.0 - pairs[..., 1]
+    return raw, pairs.ravel(), sampling, noise

@@ -40,20 +40,36 @@ def choose_counters(
     What a row's transitions are worth is reckoned with the `values` of the next states and their variance: before
     anything is known of them, so that they seem the same, it still matters where a row leads.
     """
-    horizon = len(allocated)
-    asked = np.ones((2, horizon), dtype=np.bool_)
+    asked = np.ones((2, len(allocated)), dtype=np.bool_)
     asked[0, -1] = False
-    chosen, losses = asked.copy(), np.empty(2 * horizon)
     if variances[0] < variances[-1]:
-        stakes = find_stakes(rows, values, value_variance, allocated)
-        best = worth(stakes, asked, variances[-1], losses)
-        for noise in variances[-2::-1]:
-            worth(stakes, asked, noise, losses)
-            asked[divmod(losses.argmin(), horizon)] = False
-            told = worth(stakes, asked, noise, losses)
-            if told > best:
-                best, chosen = told, asked.copy()
-    return chosen
+        drop_counters(find_stakes(rows, values, value_variance, allocated), variances, asked)
+    return asked
+
+
+@compiled
+def drop_counters(stakes: Stakes, variances: FloatArray, asked: BoolArray) -> None:
+    """Drop what tells least of what is `asked`, again and again, and leave what tells most together."""
+    horizon = asked.shape[1]
+    losses = np.zeros(2 * horizon)
+    last = np.zeros(2 * horizon)  # how many are asked in all when one is asked for the last time
+    last[horizon - 1] = np.inf
+    most = len(variances)
+    best = worth(stakes, asked, variances[-1], losses)
+    for touched in range(len(variances) - 1, 0, -1):
+        noise = variances[touched - 1]
+        worth(stakes, asked, noise, losses)
+        least = 0
+        for k in range(1, 2 * horizon):
+            if losses[k] < losses[least]:
+                least = k
+        asked[least // horizon, least % horizon] = False
+        last[least] = touched + 1.0
+        told = worth(stakes, asked, noise, losses)
+        if told > best:
+            best, most = told, touched
+    for k in range(2 * horizon):
+        asked[k // horizon, k % horizon] = last[k] <= most
 
 
 @compiled
