@@ -27,7 +27,8 @@ from shufflerl.planning import mixture_value
 from shufflerl.policies import Network
 from shufflerl.population import ReturnPopulation
 
-DELTA, SEEDS = 1e-6, range(20)
+#: Seeds that had no part in choosing the learner's constants; 0 to 19 told earlier choices apart.
+DELTA, SEEDS, FEW = 1e-6, range(100, 120), range(100, 110)
 RECENT, FRESH, FINAL = 5, 20, 100
 
 
@@ -81,14 +82,14 @@ def figures() -> Iterator[Figure]:
     for model in ("servers", "users"):
         for task in (TASKS[0], TASKS[2]):
             target = 2 * getattr(task, model)
-            found = users_to_reach(task, model, 0.5, 2 * target, seeds=range(10))
+            found = users_to_reach(task, model, 0.5, 2 * target, seeds=FEW)
             yield found.figure(f"{task.name} >= {task.goal:g}, eps=1/2, noise by {model}", target)
     for task in TASKS:
         peer = median(cma_users(task, seed) for seed in SEEDS)
         found = users_to_reach(task, "none", None, 4_000)
         yield found.figure(f"{task.name} >= {task.goal:g}, no privacy", 1.5 * peer, f"1.5 x cma {peer:,.0f}")
     narrow = at_one[TASKS[1].name, "users"]
-    wide = users_to_reach(Task("CartPole-v1", 475, 0, 0, hidden=256), "users", 1.0, 30_000, seeds=range(10))
+    wide = users_to_reach(Task("CartPole-v1", 475, 0, 0, hidden=256), "users", 1.0, 30_000, seeds=FEW)
     yield wide.figure("CartPole, MLP of 1,537 parameters beside 97", 1.5 * narrow, f"1.5 x {narrow:,.0f}")
     yield spectrum(8)
     yield from frozen_lake()
@@ -188,7 +189,7 @@ def frozen_lake() -> Iterator[Figure]:
     lake = envs.make("FrozenLake8x8-v1")
     assert isinstance(lake, MDP)
     setting = Setting("FrozenLake8x8-v1", "policy-search", "shuffle", 200_000, 1.0, DELTA)
-    runs = [run_seed(setting, seed) for seed in range(5)]
+    runs = [run_seed(setting, seed) for seed in FEW[:5]]
     regret = median(one.history.total_regret for one in runs)
     value = median(mixture_value(lake, one.history.mixture(len(one.history) - 1)) for one in runs)
     yield Figure.under(50_000, "FrozenLake8x8, H=200, eps=1, K=200,000: regret", "reward", regret)
@@ -198,7 +199,7 @@ def frozen_lake() -> Iterator[Figure]:
 def cpu() -> Figure:
     """Processor seconds of a whole run."""
     setting = Setting("CartPole-v1", "policy-search", "shuffle", 15_000, 1.0, DELTA)
-    spent = [cpu_seconds(lambda seed=seed: run_seed(setting, seed)) for seed in range(5)]  # type: ignore[misc]
+    spent = [cpu_seconds(lambda seed=seed: run_seed(setting, seed)) for seed in FEW[:5]]  # type: ignore[misc]
     return Figure.under(1.0, "CartPole, 15,000 users, eps=1", "CPU s", median(spent))
 
 

@@ -114,3 +114,38 @@ def test_without_noise_returns_are_told_finely() -> None:
     assert batch is not None
     assert len(batch.query.points) == 64
     assert isinstance(envs.make("MountainCar-v0"), ControlTask)
+
+
+def test_the_window_closes_on_the_lowest_return_and_opens_again_when_better_ones_are_found() -> None:
+    """Where it was kept symmetric about the mean it could not open again: MountainCar failed by that."""
+    learner = PolicySearch(ControlTask("MountainCar-v0").problem(20_000), 0)
+    for _ in range(60):
+        learner._watch(np.array([1.0, 0.0, 0.0, 0.0]))
+    assert (learner.progress.low, learner.progress.high) == pytest.approx((-200.0, -199.5))
+    for _ in range(30):
+        learner._watch(np.array([0.9, 0.0, 0.0, 0.1]))
+    assert learner.progress.low == -200
+    assert learner.progress.high > -199
+    for _ in range(30):
+        learner._watch(np.array([0.0, 0.0, 0.0, 1.0]))
+    assert learner.progress.high == 0
+
+
+def test_one_policy_that_stands_out_of_equals_is_followed_alone() -> None:
+    rng, search = np.random.default_rng(3), CMAES(6, 12)
+    draws = rng.standard_normal((12, 6))
+    search.update(draws, np.array([0.0] * 7 + [1.0] + [0.0] * 4))
+    np.testing.assert_allclose(search.mean, draws[7])
+    search.update(draws, np.zeros(12))
+    assert search.updates == 1
+
+
+def test_a_tenth_of_all_users_is_left_for_the_check_and_what_it_chose() -> None:
+    game = ControlTask("MountainCar-v0")
+    learner, population = PolicySearch(game.problem(6_000), 0), ReturnPopulation(game, 0)
+    serving = privatizers.make("shuffle", learner, epsilon=1.0, delta=1e-6, seed=0)
+    phases: dict[str, int] = {}
+    while (batch := learner.next_batch()) is not None:
+        phases.setdefault(learner.progress.phase, learner.episodes_left)
+        learner.observe(serving.release(population.play(batch)))
+    assert 0 < phases["commit"] <= phases.get("check", 600) <= 600

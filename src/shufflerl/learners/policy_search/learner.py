@@ -37,11 +37,13 @@ class Constants:
     certain: float = 0.5  # reliability of the arms' differences that later batches are sized for
     uncertain: float = 0.2  # below it a batch's arms are not followed
     growth: float = 1.2  # of batches at most, and of the step while there is nothing to follow
+    farthest: float = 100.0  # step at which a search that found nothing begins anew
     top: float = 0.08  # share of returns at the highest point that the window keeps to,
     bottom: float = 0.04  # and at the lowest
     pace: float = 2.0  # of the window's ends, in widths for each share too many
-    narrowest: float = 0.05  # of the range of returns: the least window, and the least rise that counts as one
+    narrowest: float = 0.0025  # of the range of returns: the least window
     memory: float = 0.2  # weight of a batch in running estimates and in the averaged policy
+    reserve: float = 0.1  # of all users, for a check of what was found and to play it
     ending: float = 0.05  # of the users left: a search that needs more in one batch ends
 
 
@@ -176,7 +178,7 @@ class PolicySearch(Learner):
             if progress.phase == "check":
                 best = int(told.arms.argmax())
                 progress.phase, self.candidates = "commit", self.candidates[best : best + 1]
-            progress.users = max(20 * progress.base, left / 4)
+            progress.users = max(progress.base, left / 8)
 
     def _begin(self, low: float, high: float) -> None:
         """Search with this window, and none that is much narrower."""
@@ -204,6 +206,8 @@ class PolicySearch(Learner):
             self.average += C.memory * (search.mean - self.average)
         elif self._stuck(told):
             search.sigma *= C.growth
+            if search.sigma > C.farthest:
+                self.search = CMAES(self.network.size, C.arms)
 
     def _stuck(self, told: _Told) -> bool:
         """Whether nearly all policies return the least there is, and always did: there is nothing to follow yet."""
@@ -214,7 +218,7 @@ class PolicySearch(Learner):
         progress = self.progress
         progress.value = _running(progress.value, returned)
         progress.lowest = min(progress.lowest, progress.value)
-        if progress.value - progress.lowest > max(3 * progress.error, self.narrowest):
+        if progress.value - progress.lowest > 3 * progress.error * math.sqrt(C.memory / (2 - C.memory)):
             progress.risen = True
 
     def _size(self, told: _Told, width: float, left: int) -> None:
@@ -232,7 +236,8 @@ class PolicySearch(Learner):
             progress.users = min(max(progress.base, wanted), C.growth * max(progress.base, progress.users))
         most = max(8 * progress.base, C.ending * left)
         done = progress.value > self.high - 0.02 * (self.high - self.low)  # nothing is left to gain
-        if done or (progress.risen and progress.users > most):
+        late = left < C.reserve * self.problem.episodes
+        if done or late or (progress.risen and progress.users > most):
             progress.phase, self.candidates = "check", np.stack([self.search.mean, self.average])
             progress.users = 4 * progress.base
 
