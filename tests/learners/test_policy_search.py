@@ -142,10 +142,11 @@ def test_one_policy_that_stands_out_of_equals_is_followed_alone() -> None:
 
 def test_a_tenth_of_all_users_is_left_for_the_check_and_what_it_chose() -> None:
     game = ControlTask("MountainCar-v0")
-    learner, population = PolicySearch(game.problem(6_000), 0), ReturnPopulation(game, 0)
+    learner, population = PolicySearch(game.problem(20_000), 1), ReturnPopulation(game, 0)
     serving = privatizers.make("shuffle", learner, epsilon=1.0, delta=1e-6, seed=0)
     phases: dict[str, int] = {}
     while (batch := learner.next_batch()) is not None:
         phases.setdefault(learner.progress.phase, learner.episodes_left)
         learner.observe(serving.release(population.play(batch)))
-    assert 0 < phases["commit"] <= phases.get("check", 600) <= 600
+    assert phases["commit"] < phases["check"]
+    assert phases["check"] > 1_000
