@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,6 +29,25 @@ def _fit(raw: FloatArray, sampling: FloatArray, noise: FloatArray) -> Family:
     family = Family(cells, raw.ravel().copy(), np.empty(raw.size), between.ravel(), *errors)
     fit(family)
     return family._replace(chance_error=by_chance, noise_error=by_noise, between=between)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_cells_of_one_outcome_lead_to_one_state_step_after_step(seed: int) -> None:
+    """Three steps of four pairs, whose rows lead to some of five states each."""
+    leads = np.random.default_rng(seed).random((3, 4, 5)) < 0.5
+    leads[..., seed] = True
+    cells = arrange(np.append(0, leads.sum(-1).cumsum()), np.nonzero(leads)[2].astype(np.int32), 4)
+    where = list(zip(*(each.tolist() for each in np.nonzero(leads)), strict=True))  # (step, pair, state) of every cell
+    seen = []
+    for pair, (first, last) in enumerate(pairwise(cells.pair_starts)):
+        for outcome in range(first, last):
+            members = cells.members[cells.member_starts[outcome] : cells.member_starts[outcome + 1]].tolist()
+            assert cells.outcomes[members].tolist() == [outcome] * len(members)
+            steps, pairs, states = zip(*(where[cell] for cell in members), strict=True)
+            assert cells.steps[members].tolist() == sorted(steps)
+            assert set(pairs) == {pair}
+            seen.append((pair, *set(states)))
+    assert sorted(seen) == sorted({(pair, state) for _, pair, state in where})
 
 
 def _pairs(estimates: FloatArray) -> FloatArray:
