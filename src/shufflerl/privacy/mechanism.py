@@ -18,6 +18,7 @@ from shufflerl import checks
 from shufflerl.counts import Query
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import (
+    LARGEST_COUNT,
     BinomialNoise,
     DiscreteLaplace,
     GaussianNoise,
@@ -225,8 +226,9 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
 
     def _costliest_users(self, query: Query) -> tuple[int, ...]:
         # Just above tau users the bits are almost fair and hardly more than tau; fewer or more users have more noise.
-        # Up to tau users it is so little more that the bound of its cost may be the larger of the two.
-        return 1, math.ceil(self._tau(query))
+        # Up to tau users it is so little more that the bound of its cost may be the larger of the two. Where tau is
+        # small, no bit at all, whose loss is infinite, is likeliest of very many users: e^(-tau/2), not 2^-tau.
+        return 1, math.ceil(self._tau(query)), LARGEST_COUNT
 
     def _noise(self, query: Query, users: int) -> BinomialNoise:
         return accounting.paper_noise(users, self._tau(query))
