@@ -79,7 +79,7 @@ def test_a_cell_gives_what_a_run_gives() -> None:
 
 def test_a_key_tells_cells_apart_and_is_the_same_tomorrow() -> None:
     cell = Cell(Setting("riverswim", "ucbvi", "none", 300), 3)
-    assert cell.key == "d6084aca261d5a3a5b14f5df0901d000c1e8ea626d69a5ff30adc858713073b2"
+    assert cell.key == "eda43aa27b7a5019d7307736cfdca5e68543b8c8c3640fa580482874be9511b6"
     assert len({cell.key, Cell(cell.setting, 4).key, Cell(Setting("riverswim", "ucbvi", "none", 301), 3).key}) == 3
 
 

@@ -158,7 +158,7 @@ def calibrate_dummies(budget: Budget, changed: int, participations: int = 1) -> 
     uncut, to a fraction of a percent, and what a wider one would cost is dummies.
 
     >>> calibrate_dummies(Budget(1.0, 1e-5), changed=2).shift
-    23
+    22
     """
     losses = even_changes(changed) * whole("participations", participations, least=1)
     poisson = calibrate(budget, losses)
