@@ -7,7 +7,7 @@ replaced user changes two counters, whatever the policies, the horizon or the ob
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -122,8 +122,8 @@ class ReturnQuery:
         return self
 
     def touching(self, count: int) -> ReturnQuery:
-        """A query of the same problem whose users touch so many counters: one."""
-        return self
+        """The smallest query of the same problem whose users touch so many counters, one: of one policy."""
+        return replace(self, policies=1)
 
     def check_fits(self, mixture: Mixture) -> None:
         """Refuse a mixture of another number of policies."""

@@ -22,13 +22,16 @@ from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import (
     CentralNoise,
     LocalGaussian,
+    LocalUnary,
     Mechanism,
+    ServersNoise,
     ShuffledBinomial,
     ShuffledPoisson,
     TreeGaussian,
 )
 from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer, Privatizer, Service
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree, Continual
+from shufflerl.returns import ReturnQuery
 from tests.contracts.privatizer import MDP_, PrivatizerContract, learner
 from tests.support.examples import full_batch, random_mdp, random_mixture
 
@@ -530,6 +533,19 @@ def test_the_papers_certificate_covers_every_size_of_batch(budget: Budget) -> No
         charged = privacy_loss(charge.noise, charge.changed).epsilon(budget.delta)
         assert privacy_loss(drawn, query.changed_counters).epsilon(budget.delta) <= charged <= stated
         assert users <= tau or charge.noise == drawn
+
+
+@pytest.mark.parametrize(
+    "kind", [ShuffledPoisson, ShuffledBinomial, ServersNoise, CentralNoise, TreeGaussian, LocalGaussian, LocalUnary]
+)
+def test_a_certificate_covers_queries_for_fewer_policies(kind: type[Mechanism[Any]]) -> None:
+    """A search compares fewer and fewer; the paper's tau falls with their number, and with it the noise."""
+    mechanism = kind(BUDGET)
+    stated = mechanism.certificate(ReturnQuery(16, (0.0, 1.0))).epsilon
+    for policies in (16, 12, 2, 1):
+        for users in (1, 10**6):
+            charge = mechanism.charge(ReturnQuery(policies, (0.0, 1.0)), users)
+            assert privacy_loss(charge.noise, charge.changed).epsilon(BUDGET.delta) <= stated
 
 
 @pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralNoise, TreeGaussian, LocalGaussian])

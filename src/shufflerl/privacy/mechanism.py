@@ -80,9 +80,9 @@ class Mechanism(ABC, Generic[Law_co]):
         """
         return query if self.participations == 1 else query.widest
 
-    def _costliest_users(self, query: Query) -> tuple[int, ...]:
-        """Sizes of batches of which one costs its users most; here all cost the same."""
-        return (1,)
+    def _costliest(self, query: Query) -> list[tuple[Query, int]]:
+        """Batches, by query and users, of which one costs its users most of all that ask so much or less."""
+        return [(query, 1)]
 
     def noise(self, query: Query, users: int = 1) -> Law_co:
         """The law of the noise on each counter of a batch of so many users."""
@@ -110,7 +110,7 @@ class Mechanism(ABC, Generic[Law_co]):
 
         Noise that goes with the query is calibrated to within a hair of the budget, which may be thinner for a part.
         """
-        charges = [self.charge(query, users) for users in self._costliest_users(query)]
+        charges = [self.charge(part, users) for part, users in self._costliest(query)]
         epsilon = max(privacy_loss(own.noise, own.changed).epsilon(self.budget.delta) for own in charges)
         return Certificate(
             epsilon=max(self.budget.epsilon, epsilon) if self.scales else epsilon,
@@ -224,11 +224,13 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
     def _tau(self, query: Query) -> float:
         return accounting.paper_tau(self.budget, *query.dimensions)
 
-    def _costliest_users(self, query: Query) -> tuple[int, ...]:
+    def _costliest(self, query: Query) -> list[tuple[Query, int]]:
         # Just above tau users the bits are almost fair and hardly more than tau; fewer or more users have more noise.
         # Up to tau users it is so little more that the bound of its cost may be the larger of the two. Where tau is
         # small, no bit at all, whose loss is infinite, is likeliest of very many users: e^(-tau/2), not 2^-tau.
-        return 1, math.ceil(self._tau(query)), LARGEST_COUNT
+        # Tau grows with the number of counters, so a query for fewer may cost more.
+        parts = (query, query.touching(1))
+        return [(part, users) for part in parts for users in (1, math.ceil(self._tau(part)), LARGEST_COUNT)]
 
     def _noise(self, query: Query, users: int) -> BinomialNoise:
         return accounting.paper_noise(users, self._tau(query))
