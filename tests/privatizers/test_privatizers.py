@@ -548,6 +548,15 @@ def test_a_certificate_covers_queries_for_fewer_policies(kind: type[Mechanism[An
             assert privacy_loss(charge.noise, charge.changed).epsilon(BUDGET.delta) <= stated
 
 
+def test_of_both_servers_noise_the_weaker_is_charged() -> None:
+    """The cut of the dummies costs a part of delta that the coordinator's noise, uncut, does not."""
+    query = ReturnQuery(16, (0.0, 1.0))
+    mechanism = ServersNoise(BUDGET)
+    charge, parts = mechanism.charge(query), mechanism.noise(query).parts
+    costs = [privacy_loss(law, query.changed_counters).delta(BUDGET.epsilon) for law in parts]
+    assert costs[1] < costs[0] == privacy_loss(charge.noise, charge.changed).delta(BUDGET.epsilon) <= BUDGET.delta
+
+
 @pytest.mark.parametrize("kind", [ShuffledPoisson, ShuffledBinomial, CentralNoise, TreeGaussian, LocalGaussian])
 def test_a_mechanism_refuses_what_is_no_number_of_times_or_no_fraction(kind: type[Mechanism[Any]]) -> None:
     for times in (0, -1, 1.5, None):
