@@ -264,7 +264,7 @@ FAULTS: list[tuple[Path, Plant, set[str]]] = [
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
-    ("path", "plant", "catchers"), mostly_slow(FAULTS, 6), ids=lambda value: getattr(value, "__name__", None)
+    ("path", "plant", "catchers"), mostly_slow(FAULTS, 2), ids=lambda value: getattr(value, "__name__", None)
 )
 def test_a_fault_planted_into_a_role_is_caught(
     path: Path, plant: Plant, catchers: set[str], monkeypatch: pytest.MonkeyPatch

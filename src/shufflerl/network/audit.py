@@ -190,7 +190,7 @@ class Run:
         keys = [checked.envelope_key, checked.agreement.announcement.tag_key, *(one.envelope[:32] for one in reports)]
         return replace(
             read,
-            estimates=self.coordinator.records[-1].values,
+            estimates=self.coordinator.last_record.values,
             own=own,
             sizes=[len(report.envelope) for report in reports],
             once=[*keys, *read.once],
@@ -339,7 +339,7 @@ def lies(run: Run, bench: Bench) -> Finding:
     own = run.own_noise()
     run.learn(run.released(checked))
     added = np.bincount(run.tags(agreement, run.dummies(agreement)), minlength=bench.query.size)
-    record = run.coordinator.records[-1]
+    record = run.coordinator.last_record
     moved = record.values + agreement.source.noise(1).mean - own - added - honest * bench.counts[0]
     right = bool(moved[last] == 1 and np.abs(moved).sum() == 1 and record.invalid == len(groups) - 1)
     return Finding(

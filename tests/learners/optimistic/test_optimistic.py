@@ -113,6 +113,7 @@ def test_it_loses_far_less_than_elimination() -> None:
     assert max(ours) < 0.4 * min(theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_it_beats_playing_at_random_everywhere(name: str) -> None:
     """Of what playing at random loses, at epsilon 1: measured at most 0.6 (FrozenLake, which nobody learns)."""
@@ -354,6 +355,7 @@ def test_a_first_batch_of_one_user_that_is_all_noise_is_survived() -> None:
     assert np.mean(regrets) < 1.5 * 520
 
 
+@pytest.mark.slow(5)
 def test_hardly_visited_states_do_not_underflow() -> None:
     """Half of the users leave a state for good at every step; after 600 the square of those left is zero."""
     leaving = homogeneous(

@@ -53,6 +53,7 @@ def _first_probe(
     return plan_probe(rows, find_greedy(rows, start), nothing, terms, most, probed, policy), policy
 
 
+@pytest.mark.slow(2)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), noise=st.sampled_from([0.0, 4.0, 400.0]), left=st.sampled_from([0.0, 1e3, 1e6]))
 def test_a_probe_is_the_try_of_largest_net_value(seed: int, noise: float, left: float) -> None:

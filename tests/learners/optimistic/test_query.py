@@ -277,6 +277,7 @@ def test_where_users_begin_is_asked_if_nobody_knows() -> None:
     assert min(touched) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("name", ["shuffle", "central", "local", "local-sampled"])
 def test_a_certificate_is_no_less_than_what_any_batch_costs(name: str, epsilon: float) -> None:

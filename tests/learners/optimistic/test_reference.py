@@ -20,8 +20,11 @@ from tests.support.examples import random_mdp
 @pytest.mark.parametrize("epsilon", [None, 5.0, 0.5])
 @pytest.mark.parametrize(
     "mdp",
-    [random_mdp(1, 3, 3, 2, start=0), random_mdp(2, 1, 1, 4), random_mdp(3, 4, 2, 3)],
-    ids=["mdp", "arms", "starts"],
+    [
+        pytest.param(random_mdp(1, 3, 3, 2, start=0), id="mdp", marks=pytest.mark.slow),
+        pytest.param(random_mdp(2, 1, 1, 4), id="arms"),
+        pytest.param(random_mdp(3, 4, 2, 3), id="starts", marks=pytest.mark.slow),
+    ],
 )
 def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None) -> None:
     """What is played, by how many, and what is asked, in all batches of a run."""

@@ -196,7 +196,7 @@ def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
             assert batch is not None
             switches += before is not None and before != batch.mixture
             before = batch.mixture
-            replayed.observe(coordinator.records[-1].release)
+            replayed.observe(coordinator.last_record.release)
             replayed.next_batch()
             expected.append(replayed.view().estimate)
         told = learned(coordinator)

@@ -437,8 +437,17 @@ class Coordinator:
     @property
     def records(self) -> list[BatchRecord]:
         """Every batch learned from, in order."""
+        return self._records("ORDER BY number")
+
+    @property
+    def last_record(self) -> BatchRecord:
+        """The batch learned from last; `records` would read all before it, too."""
+        (record,) = self._records("ORDER BY number DESC LIMIT 1")
+        return record
+
+    def _records(self, order: str) -> list[BatchRecord]:
         rows = self._db.execute(
-            "SELECT announcement, noisy, messages, invalid FROM batches WHERE noisy IS NOT NULL ORDER BY number"
+            f"SELECT announcement, noisy, messages, invalid FROM batches WHERE noisy IS NOT NULL {order}"
         )
         records = []
         for signed, noisy, messages, invalid in rows:
