@@ -111,7 +111,7 @@ class PolicySearch(Learner):
 
     @property
     def widest_query(self) -> ReturnQuery:
-        """All queries cost the same."""
+        """All queries change two counters, whatever their size."""
         return ReturnQuery(C.arms, (0.0, 1.0))
 
     # What to ask.
