@@ -15,6 +15,9 @@ from tests.support.nats_fronts import Front
 
 pytest.register_assert_rewrite("shufflerl.testing")
 
+# Python imports it by itself; where the system has one of that name, as Debian's has, pytest could not.
+collect_ignore = ["support/recording/sitecustomize.py"]
+
 # The same examples every time, and no clock: what passed here passes elsewhere. HYPOTHESIS_PROFILE=search draws others.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
