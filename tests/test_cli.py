@@ -241,6 +241,12 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
+def test_a_budget_that_is_not_given_is_one(call: Call) -> None:
+    assert call("calibrate", "--noise", "servers", "--json") == call(
+        "calibrate", "--noise", "servers", "--epsilon", "1", "--json"
+    )
+
+
 def test_where_the_papers_constants_are_beyond_drawing_ours_still_show(call: Call) -> None:
     code, text = call("calibrate", "--epsilon", "1e-9", "--json")
     assert code == 0

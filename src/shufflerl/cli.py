@@ -208,7 +208,7 @@ Actions = Annotated[int, typer.Option(help="Number of actions, A.")]
 
 @app.command()
 def calibrate(
-    epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")] = 1.0,
     delta: Delta = 1e-5,
     horizon: Horizon = 6,
     states: States = 4,
