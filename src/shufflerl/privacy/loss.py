@@ -74,7 +74,7 @@ class PrivacyLoss(ABC):
 
     def delta(self, epsilon: float) -> float:
         """A delta at which the release is (epsilon, delta) private; never below the truth."""
-        return min(1.0, self._delta(real("epsilon", epsilon, above=0, closed=True)))
+        return _certified_delta(self, real("epsilon", epsilon, above=0, closed=True))
 
     def epsilon(self, delta: float) -> float:
         """An epsilon at which the release is (epsilon, delta) private; never below the truth, infinite if none is.
@@ -90,6 +90,12 @@ class PrivacyLoss(ABC):
     @abstractmethod
     def _epsilon(self, delta: float) -> float:
         """The inverse, up to rounding."""
+
+
+@functools.lru_cache(maxsize=256)
+def _certified_delta(loss: PrivacyLoss, epsilon: float) -> float:
+    """Remembered, as every node of a process checks the same announcement, and sums over a whole grid."""
+    return min(1.0, loss._delta(epsilon))
 
 
 @functools.lru_cache(maxsize=256)
