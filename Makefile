@@ -4,10 +4,6 @@ BIN := .venv/bin
 # A file of tests is one worker's, so that what its tests share is made once; files with slow tests begin first.
 PYTEST := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-# Which lines tests reach is printed where looking costs next to nothing: by sys.monitoring, from Python 3.12 on.
-COVERAGE = $(shell $(BIN)/python -c 'import sys; sys.version_info < (3, 12) or print("--cov --cov-report=term:skip-covered")')
-export COVERAGE_CORE := sysmon
-
 # Whoever starts Python over and over should not compile the same files each time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -49,7 +45,7 @@ check: install
 
 test: install chromium
 	$(MAKE) --no-print-directory -j2 lint compiled
-	$(PYTEST) $(COVERAGE)
+	$(PYTEST) --cov --cov-report=term:skip-covered
 
 # Ray is an extra of its own and large, so these tests are skipped elsewhere.
 test-ray: install

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if slow := item.get_closest_marker("slow"):
             seconds[item.path] += slow.args[0] if slow.args else 1
+            if sys.version_info < (3, 12):  # before sys.monitoring, tracing costs these half as much again
+                item.add_marker("no_cover")
     items.sort(key=lambda item: -seconds[item.path])
 
 
