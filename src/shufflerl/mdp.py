@@ -18,7 +18,7 @@ from shufflerl import checks, html
 from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray
 from shufflerl.errors import InvalidInputError
 from shufflerl.layout import Layout
-from shufflerl.policies import Family, Table
+from shufflerl.policies import Family, Scores, Table
 
 #: More episodes than this would overflow the 64-bit counts.
 MAX_EPISODES = 10**18
@@ -321,6 +321,8 @@ class Mixture:
 
     def check_fits(self, horizon: int, states: int, actions: int) -> None:
         """Refuse a mixture made for a problem of another shape."""
+        if isinstance(self.family, Scores) and (1, *self.family.shape) == (horizon, states, actions):
+            return
         if not isinstance(self.family, Table):
             raise InvalidInputError(
                 f"The policies are {self.family}; expected tables of actions[h, x] for a problem of states and actions."

@@ -11,8 +11,11 @@ from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Batch, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MAX_EPISODES, MDP, Mixture
+from shufflerl.planning import mixture_value
+from shufflerl.policies import Scores
 from shufflerl.returns import ReturnQuery, Returns
 from shufflerl.seeding import Seed, stream
+from shufflerl.steps import as_tables, random_step, step_law
 
 #: More users than this, played one by one, are refused: their trajectories would fill the memory.
 MAX_PLAYED = 10**7
@@ -45,6 +48,34 @@ class Game(Protocol):
     def returns(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> FloatArray:
         """returns[i] of one episode each by user i under policy given[i] of the mixture."""
         ...
+
+
+class StepGame(Protocol):
+    """An environment in which every action has a state of its own, such as `envs.sensing.SensingTiles`."""
+
+    def play(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> tuple[Trajectories, FloatArray]:
+        """One random step of each user i's episode under policy given[i], and returns[i] of all of it."""
+        ...
+
+
+class StepPopulation:
+    """Users who each play a whole episode of scores, drawn by the user, and are counted by one random step of it."""
+
+    mdp: None = None
+
+    def __init__(self, game: StepGame, seed: Seed) -> None:
+        self._game = game
+        self.rng = stream(seed, "users")
+
+    def __repr__(self) -> str:
+        return f"StepPopulation({self._game})"
+
+    def play(self, batch: Batch) -> Counts:
+        """Let every user of the batch play its episode."""
+        _check_number(batch.users)
+        given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
+        steps, returns = self._game.play(batch.mixture, given, self.rng)
+        return Counts.of(batch, steps, float(returns.sum()))
 
 
 class ReturnPopulation:
@@ -92,6 +123,8 @@ class CountPopulation:
     def play(self, batch: Batch) -> Counts:
         """Draw the counts of batch.users independent episodes."""
         mdp, query, mixture = self.mdp, batch.query, batch.mixture
+        if isinstance(mixture.family, Scores):
+            return _random_steps(mdp, batch, self.rng)
         mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
         if isinstance(query, ReturnQuery):
             return _tabular_returns(mdp, batch, self.rng)
@@ -128,7 +161,9 @@ class TrajectoryPopulation:
 
     def trajectories(self, batch: Batch) -> Trajectories:
         """Let every user of the batch play its episode."""
-        mixture = batch.mixture
+        return self._trajectories(batch, batch.mixture)
+
+    def _trajectories(self, batch: Batch, mixture: Mixture) -> Trajectories:
         _check_number(batch.users)
         if self.mdp is not None:
             mdp = self.mdp
@@ -152,8 +187,21 @@ class TrajectoryPopulation:
         states, actions, rewards = (np.stack(column) for column in zip(*episodes, strict=True))
         return Trajectories(states, actions, rewards)
 
+    @property
+    def _horizon(self) -> int:
+        if self.mdp is not None:
+            return self.mdp.horizon
+        if (horizon := getattr(self._player, "horizon", None)) is None:
+            raise InvalidInputError(f"{self._player} does not say how long episodes are; give it a `horizon`.")
+        return int(horizon)
+
     def play(self, batch: Batch) -> Counts:
         """Let every user play and count."""
+        if isinstance(batch.mixture.family, Scores):
+            if self.mdp is not None:
+                step_law(self.mdp)  # which refuses actions that steer
+            episodes = self._trajectories(batch, as_tables(batch.mixture, self._horizon))
+            return Counts.of(batch, random_step(episodes, self.rng), float(episodes.rewards.sum()))
         if not isinstance(batch.query, ReturnQuery):
             return Counts.of(batch, self.trajectories(batch))
         if self.mdp is not None:
@@ -162,6 +210,21 @@ class TrajectoryPopulation:
         given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
         rewards = self._played(batch.mixture, given).rewards
         return _counted(batch, given, rewards.sum(axis=1).astype(np.float64), self.rng)
+
+
+def _random_steps(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts:
+    """The counts of users of an MDP who are counted by one random step each: independent, so multinomial."""
+    law, tables = step_law(mdp), as_tables(batch.mixture, mdp.horizon).policies[:, 0]
+    Mixture(tables[:, None], batch.mixture.weights).check_fits(1, mdp.n_states, mdp.n_actions)
+    paid = np.einsum("hx,hxa->xa", law, mdp.rewards) / mdp.horizon
+    counts = np.zeros((mdp.n_states, mdp.n_actions, 2), dtype=np.int64)
+    each = rng.multinomial(batch.users, batch.mixture.weights / batch.mixture.weights.sum())
+    states = np.arange(mdp.n_states)
+    for table, users in zip(tables, each, strict=True):
+        ones = paid[states, table]
+        chances = np.stack([np.maximum(law.mean(axis=0) - ones, 0.0), ones], axis=-1).ravel()
+        counts[states, table] += rng.multinomial(users, chances / chances.sum()).reshape(-1, 2)
+    return Counts(batch, counts.ravel(), batch.users * mixture_value(mdp, batch.mixture))
 
 
 def _tabular_returns(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts:

@@ -17,7 +17,7 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP, UNIT, Units
-from shufflerl.population import CountPopulation, Population, ReturnPopulation, TrajectoryPopulation
+from shufflerl.population import CountPopulation, Population, ReturnPopulation, StepPopulation, TrajectoryPopulation
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.registry import Own
 from shufflerl.seeding import stream
@@ -81,7 +81,7 @@ class Setting:
         entries = (registry.entry(name) for name, registry in named.items())
         return tuple(entry for entry in entries if isinstance(entry, Own))
 
-    def environment(self, seed: int) -> MDP | envs.GymSimulator | envs.Player:
+    def environment(self, seed: int) -> envs.Environment:
         """The environment that a seed's run lives in."""
         return envs.make(self.env, checks.whole("seed", seed, least=0), **self.env_parameters)
 
@@ -110,7 +110,7 @@ class Run:
 class Prepared:
     """All that a seed's run needs, made and checked; nothing has been played yet."""
 
-    environment: MDP | envs.GymSimulator | envs.Player
+    environment: envs.Environment
     population: Population
     learner: learners.Learner
     privatizer: privatizers.Privatizer
@@ -131,6 +131,8 @@ def prepare(setting: Setting, seed: int) -> Prepared:
         population, optimal_value = CountPopulation(environment, seed), environment.optimal_value
     elif isinstance(environment, envs.Player):
         population, optimal_value = ReturnPopulation(environment, seed), None
+    elif isinstance(environment, envs.SensingTiles):
+        population, optimal_value = StepPopulation(environment, seed), None
     else:
         population, optimal_value = TrajectoryPopulation(environment, seed), None
     problem = environment.problem(setting.episodes)
@@ -173,7 +175,7 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
 
 
 def _final_return(environment: object, history: History, seed: int) -> float | None:
-    if not isinstance(environment, envs.Player):
+    if not isinstance(environment, envs.Player | envs.SensingTiles):
         return None
     last = history.mixture(len(history) - 1)
     given = np.full(FINAL_EPISODES, int(last.weights.argmax()))
