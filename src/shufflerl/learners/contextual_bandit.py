@@ -33,11 +33,11 @@ from shufflerl.steps import StepProblem
 _COMMON, _BETWEEN, _OWN = 0.3, (0.02, 0.06, 0.2), (0.01, 0.03, 0.1, 0.3)
 #: p(1-p) is never taken for less, as p is only estimated.
 _LEAST_CHANCE = 0.05
-#: Policies of a batch, and how far they are apart, in deviations of the posterior.
-_POLICIES, _SPREAD = 32, 0.5
+#: Policies of a batch.
+_POLICIES = 32
 #: Users of a batch at least, by state and action: in deviations of a counter's noise, and without any. And in parts of
 #: those before it.
-_DEVIATIONS, _FEWEST, _GROWTH = 1.7, 0.25, 0.25
+_DEVIATIONS, _FEWEST, _GROWTH = 1.7, 0.25, 0.5
 #: The interval shown around the estimated value is so many standard errors to either side.
 _SHOWN = 2.0
 
@@ -56,7 +56,7 @@ class Posterior(NamedTuple):
     scale: FloatArray
 
     def _rewards(self, effects: FloatArray, noise: FloatArray | float) -> FloatArray:
-        """p[..., x, a] of effects[..., i], with so much added to w, in deviations."""
+        """p[..., x, a] of effects[..., i], with so many deviations added to w."""
         states = len(self.data)
         level, by_state, by_action = effects[..., :1], effects[..., 1 : states + 1], effects[..., states + 1 :]
         common = self.scale * (level[..., None] + by_state[..., :, None] + by_action[..., None, :])
@@ -67,11 +67,11 @@ class Posterior(NamedTuple):
         """The mean of p[x, a]."""
         return self._rewards(self.effects, 0.0)
 
-    def sample(self, count: int, spread: float, rng: np.random.Generator) -> FloatArray:
-        """So many draws of p[m, x, a], of `spread` times the posterior's deviations."""
+    def sample(self, count: int, rng: np.random.Generator) -> FloatArray:
+        """So many draws of p[m, x, a]."""
         drawn = rng.standard_normal((count, len(self.effects)))
-        effects = self.effects + spread * solve_triangular(self.factor, drawn.T, lower=True, trans="T").T
-        return self._rewards(effects, spread * rng.standard_normal((count, *self.data.shape)))
+        effects = self.effects + solve_triangular(self.factor, drawn.T, lower=True, trans="T").T
+        return self._rewards(effects, rng.standard_normal((count, *self.data.shape)))
 
 
 def posterior(precision: FloatArray, weighted: FloatArray, scale: FloatArray) -> Posterior:
@@ -166,7 +166,7 @@ class ContextualBandit(Learner):
         users = self._users(self.episodes_played, self._noise)
         if users == self.episodes_left and self.batches_observed:
             return users, self.released, self.query
-        drawn = self._posterior.sample(_POLICIES, _SPREAD if self.batches_observed else 1.0, self.rng)
+        drawn = self._posterior.sample(_POLICIES, self.rng)
         return users, Mixture(drawn, np.full(_POLICIES, 1 / _POLICIES), self._family), self.query
 
     def _learn(self, release: Release) -> None:
