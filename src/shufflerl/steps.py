@@ -41,8 +41,8 @@ class StepProblem(Problem):
     def __init__(
         self, steps: int, n_states: int, n_actions: int, episodes: int, scale: ArrayLike | None = None
     ) -> None:
+        Scores(n_states, n_actions)  # which refuses too many of them
         super().__init__(1, n_states, n_actions, episodes)
-        Scores(self.n_states, self.n_actions)  # which refuses too many of them
         object.__setattr__(self, "steps", checks.whole("steps", steps, least=1))
         scales = checks.array("scale", np.ones(n_actions) if scale is None else scale, (n_actions,))
         if not ((scales > 0) & (scales <= 1)).all():
