@@ -19,7 +19,7 @@ from shufflerl.mdp import MDP, Mixture
 from shufflerl.planning import mixture_value
 from shufflerl.policies import MAX_PARAMETERS, Scores
 from shufflerl.population import CountPopulation, StepPopulation, TrajectoryPopulation
-from shufflerl.steps import StepProblem, as_tables, random_step, step_law
+from shufflerl.steps import StepProblem, random_step, step_law
 from tests.support.examples import all_trajectories, random_mdp, unsteered_mdp
 
 LEVEL = 1e-4
@@ -35,7 +35,7 @@ def batch(users: int, mixture: Mixture = MIXTURE, mdp: MDP = MDP_) -> Batch:
 def chances() -> Any:
     """P(tag) of one user: of every trajectory and every step of it."""
     found = np.zeros(batch(1).query.size)
-    for weight, policy in zip(MIXTURE.weights, as_tables(MIXTURE, MDP_.horizon).policies, strict=True):
+    for weight, policy in zip(MIXTURE.weights, MIXTURE.as_tables(MDP_.horizon).policies, strict=True):
         states, actions, rewards, likely = all_trajectories(MDP_, policy)
         for h in range(MDP_.horizon):
             steps = Trajectories(states[:, [h]], actions[:, [h]], rewards[:, [h]])
@@ -81,7 +81,7 @@ def test_counts_of_any_number_of_users_cost_the_same() -> None:
 
 def test_a_replaced_user_changes_two_counters_however_long_episodes_are() -> None:
     """Every pair of trajectories, every pair of steps; and two it is, not fewer."""
-    states, actions, rewards, _ = all_trajectories(MDP_, as_tables(MIXTURE, MDP_.horizon).policies[0])
+    states, actions, rewards, _ = all_trajectories(MDP_, MIXTURE.as_tables(MDP_.horizon).policies[0])
     asked = batch(1)
     alone = {
         tuple(
@@ -106,7 +106,7 @@ def test_a_step_is_drawn_from_all_of_them() -> None:
 
 
 def test_scores_are_played_as_the_tables_that_they_are() -> None:
-    tables = as_tables(MIXTURE, 4)
+    tables = MIXTURE.as_tables(4)
     assert tables.policies.shape == (2, 4, 3)
     for scores, table in zip(MIXTURE.policies, tables.policies, strict=True):
         assert table.tolist() == [[int(FAMILY.act(scores, x)) for x in range(3)]] * 4

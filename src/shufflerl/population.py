@@ -11,11 +11,10 @@ from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Batch, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MAX_EPISODES, MDP, Mixture
-from shufflerl.planning import mixture_value
 from shufflerl.policies import Scores
 from shufflerl.returns import ReturnQuery, Returns
 from shufflerl.seeding import Seed, stream
-from shufflerl.steps import as_tables, random_step, step_law
+from shufflerl.steps import random_step, step_law
 
 #: More users than this, played one by one, are refused: their trajectories would fill the memory.
 MAX_PLAYED = 10**7
@@ -200,7 +199,7 @@ class TrajectoryPopulation:
         if isinstance(batch.mixture.family, Scores):
             if self.mdp is not None:
                 step_law(self.mdp)  # which refuses actions that steer
-            episodes = self._trajectories(batch, as_tables(batch.mixture, self._horizon))
+            episodes = self._trajectories(batch, batch.mixture.as_tables(self._horizon))
             return Counts.of(batch, random_step(episodes, self.rng), float(episodes.rewards.sum()))
         if not isinstance(batch.query, ReturnQuery):
             return Counts.of(batch, self.trajectories(batch))
@@ -214,17 +213,18 @@ class TrajectoryPopulation:
 
 def _random_steps(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts:
     """The counts of users of an MDP who are counted by one random step each: independent, so multinomial."""
-    law, tables = step_law(mdp), as_tables(batch.mixture, mdp.horizon).policies[:, 0]
-    Mixture(tables[:, None], batch.mixture.weights).check_fits(1, mdp.n_states, mdp.n_actions)
+    batch.mixture.check_fits(1, mdp.n_states, mdp.n_actions)
+    law, tables = step_law(mdp), batch.mixture.policies.argmax(axis=-1)
     paid = np.einsum("hx,hxa->xa", law, mdp.rewards) / mdp.horizon
     counts = np.zeros((mdp.n_states, mdp.n_actions, 2), dtype=np.int64)
     each = rng.multinomial(batch.users, batch.mixture.weights / batch.mixture.weights.sum())
-    states = np.arange(mdp.n_states)
+    states, earned = np.arange(mdp.n_states), 0.0
     for table, users in zip(tables, each, strict=True):
         ones = paid[states, table]
+        earned += float(users * mdp.horizon * ones.sum())  # the mean of it: nothing else is drawn of other steps
         chances = np.stack([np.maximum(law.mean(axis=0) - ones, 0.0), ones], axis=-1).ravel()
         counts[states, table] += rng.multinomial(users, chances / chances.sum()).reshape(-1, 2)
-    return Counts(batch, counts.ravel(), batch.users * mixture_value(mdp, batch.mixture))
+    return Counts(batch, counts.ravel(), earned)
 
 
 def _tabular_returns(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts:

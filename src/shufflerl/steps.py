@@ -20,7 +20,7 @@ from shufflerl import checks
 from shufflerl.arrays import FloatArray, IntArray
 from shufflerl.counts import Trajectories
 from shufflerl.errors import InvalidInputError
-from shufflerl.mdp import MDP, Mixture, Problem, digest
+from shufflerl.mdp import MDP, Problem, digest
 from shufflerl.policies import Scores
 
 
@@ -77,14 +77,6 @@ def step_law(mdp: MDP) -> FloatArray:
             )
         law[h + 1] = law[h] @ moves[:, 0]
     return law
-
-
-def as_tables(mixture: Mixture, horizon: int) -> Mixture:
-    """Scores as the tables of actions[m, h, x] that they are where users see one state for all actions."""
-    family = mixture.family
-    assert isinstance(family, Scores)
-    best = mixture.policies.argmax(axis=-1).astype(np.int32)
-    return Mixture(np.broadcast_to(best[:, None], (len(best), horizon, family.states)), mixture.weights)
 
 
 def random_step(episodes: Trajectories, rng: np.random.Generator) -> Trajectories:

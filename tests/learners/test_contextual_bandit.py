@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shufflerl import envs, learn, learners, privatizers, state
+from shufflerl.arrays import FloatArray
 from shufflerl.counts import Batch, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.setting import Setting, run
@@ -156,7 +157,7 @@ def test_what_it_cannot_learn_is_refused() -> None:
     ("name", "wrong"),
     [("precision", -np.ones((3, 2))), ("weighted", np.full((3, 2), np.nan)), ("weighted", np.ones((2, 2)))],
 )
-def test_a_spoilt_state_is_refused(name: str, wrong: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_a_spoilt_state_is_refused(name: str, wrong: FloatArray) -> None:
     learner = ContextualBandit(StepProblem(5, 3, 2, 100), 0)
     header, arrays = state.unpack(learner.save())
     with pytest.raises(StateMismatchError, match=f"no fitting {name}"):
@@ -170,3 +171,15 @@ def test_a_batch_asks_for_one_counter_of_each_user() -> None:
     batch = ContextualBandit(StepProblem(500, 3, 2, 1_000), 0).next_batch()
     assert isinstance(batch, Batch)
     assert (batch.query.size, batch.query.changed_counters) == (12, 2)
+
+
+def test_liars_who_tell_whole_episodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Setting, "environment", lambda *_: unsteered_mdp(0))
+    liars = {"attack": "false episodes", "share": 0.1}
+    with pytest.raises(InvalidInputError, match="Liars tell whole episodes"):
+        run(Setting("riverswim", "contextual-bandit", "none", 100, liars=liars), 0)
+
+
+def test_scores_show_themselves_in_notebooks() -> None:
+    shown = ContextualBandit(StepProblem(5, 3, 2, 100), 0).released._repr_html_()
+    assert "Scores(states=3, actions=2)" in shown

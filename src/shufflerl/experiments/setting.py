@@ -21,6 +21,7 @@ from shufflerl.population import CountPopulation, Population, ReturnPopulation, 
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.registry import Own
 from shufflerl.seeding import stream
+from shufflerl.steps import StepProblem
 
 #: Episodes of the policy deployed last, which are played after the run.
 FINAL_EPISODES = 100
@@ -148,6 +149,8 @@ def prepare(setting: Setting, seed: int) -> Prepared:
     if setting.liars:
         if not isinstance(environment, MDP):
             raise InvalidInputError("Liars must know the environment; choose one that has a transition table.")
+        if isinstance(learner.problem, StepProblem):
+            raise InvalidInputError("Liars tell whole episodes; choose a learner of tables.")
         population = attacks.LyingPopulation(environment, **setting.liars, episodes=setting.episodes, seed=seed)
         if setting.privatizer == "shuffle" and setting.privatizer_parameters.get("noise", "users") == "users":
             privatizer = attacks.Shouting(privatizer, population)
