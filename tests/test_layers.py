@@ -25,8 +25,8 @@ MAY_IMPORT = {
     "returns": "mdp policies",
     "planning": "layout mdp planning_kernels policies",
     "noise": "",
+    "steps": "mdp policies",
     "counts": "layout mdp noise returns",
-    "steps": "counts mdp policies",
     # Learning: from releases alone. Nothing here can reach privacy, users or a network.
     "estimation": "counts mdp noise",
     "policy_sets": "planning",
@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "privacy": "counts mdp noise returns",
     "privatizers": "counts mdp noise privacy returns",
     # Simulation, where the three meet.
-    "envs": "counts mdp policies returns steps",
+    "envs": "mdp policies returns steps",
     "population_kernels": "",
     "population": "counts mdp policies population_kernels returns steps",
     "history": "counts mdp planning",

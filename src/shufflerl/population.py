@@ -14,7 +14,7 @@ from shufflerl.mdp import MAX_EPISODES, MDP, Mixture
 from shufflerl.policies import Scores
 from shufflerl.returns import ReturnQuery, Returns
 from shufflerl.seeding import Seed, stream
-from shufflerl.steps import random_step, step_law
+from shufflerl.steps import step_law
 
 #: More users than this, played one by one, are refused: their trajectories would fill the memory.
 MAX_PLAYED = 10**7
@@ -52,8 +52,11 @@ class Game(Protocol):
 class StepGame(Protocol):
     """An environment in which every action has a state of its own, such as `envs.sensing.SensingTiles`."""
 
-    def play(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> tuple[Trajectories, FloatArray]:
-        """One random step of each user i's episode under policy given[i], and returns[i] of all of it."""
+    def play(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
+        """One random step of each user i's episode under policy given[i], and returns[i] of all of it.
+
+        Of a step told[i]: the state of the action that was taken, that action, and its reward bit.
+        """
         ...
 
 
@@ -73,8 +76,8 @@ class StepPopulation:
         """Let every user of the batch play its episode."""
         _check_number(batch.users)
         given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
-        steps, returns = self._game.play(batch.mixture, given, self.rng)
-        return Counts.of(batch, steps, float(returns.sum()))
+        told, returns = self._game.play(batch.mixture, given, self.rng)
+        return Counts.of(batch, Trajectories(*np.split(told, 3, axis=1)), float(returns.sum()))
 
 
 class ReturnPopulation:
@@ -209,6 +212,14 @@ class TrajectoryPopulation:
         given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
         rewards = self._played(batch.mixture, given).rewards
         return _counted(batch, given, rewards.sum(axis=1).astype(np.float64), self.rng)
+
+
+def random_step(episodes: Trajectories, rng: np.random.Generator) -> Trajectories:
+    """One step of every simulated episode, drawn at random."""
+    users, horizon = episodes.states.shape
+    drawn: IntArray = rng.integers(horizon, size=(users, 1))
+    columns = (episodes.states, episodes.actions, episodes.rewards)
+    return Trajectories(*(np.take_along_axis(column, drawn, axis=1) for column in columns))
 
 
 def _random_steps(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts:

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shufflerl import checks
-from shufflerl.arrays import FloatArray, IntArray
-from shufflerl.counts import Trajectories
+from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP, Problem, digest
 from shufflerl.policies import Scores
@@ -77,11 +76,3 @@ def step_law(mdp: MDP) -> FloatArray:
             )
         law[h + 1] = law[h] @ moves[:, 0]
     return law
-
-
-def random_step(episodes: Trajectories, rng: np.random.Generator) -> Trajectories:
-    """One step of every simulated episode, drawn at random."""
-    users, horizon = episodes.states.shape
-    drawn: IntArray = rng.integers(horizon, size=(users, 1))
-    columns = (episodes.states, episodes.actions, episodes.rewards)
-    return Trajectories(*(np.take_along_axis(column, drawn, axis=1) for column in columns))

@@ -8,7 +8,6 @@ import numpy as np
 
 from shufflerl import checks
 from shufflerl.arrays import BoolArray, FloatArray, IntArray
-from shufflerl.counts import Trajectories
 from shufflerl.envs.players import Player
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import UNIT, Mixture, Units
@@ -117,13 +116,16 @@ class SensingTiles:
         """The tile of how free channels sounded lately, this slot included."""
         return np.minimum((lately * self.tiles).astype(np.int64), self.tiles - 1)
 
-    def play(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> tuple[Trajectories, FloatArray]:
-        """One random slot of each user i's episode under policy given[i], and returns[i] of all of it."""
+    def play(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
+        """One random slot of each user i's episode under policy given[i], and returns[i] of all of it.
+
+        Of a slot told[i]: the tile of the channel that was chosen, that channel, and whether it was heard.
+        """
         if mixture.family != self.family:
             raise InvalidInputError(f"The policies are {mixture.family}; expected {self.family}.")
         users, game = len(given), self.game
         each, scores = np.arange(users), mixture.policies[given]
-        slot, told = rng.integers(self.horizon, size=users), np.zeros((3, users, 1), dtype=np.int64)
+        slot, told = rng.integers(self.horizon, size=users), np.zeros((users, 3), dtype=np.int64)
         free, returns = game._first(users, rng), np.zeros(users)
         lately = np.full((users, game.channels), 0.5)
         for h in range(self.horizon):
@@ -132,9 +134,9 @@ class SensingTiles:
             channel = self.family.act(scores, tiles)
             heard = free[each, channel] & (rng.random(users) < game.rates[channel])
             returns += heard
-            told[:, slot == h, 0] = np.stack([tiles[each, channel], channel, heard])[:, slot == h]
+            told[slot == h] = np.stack([tiles[each, channel], channel, heard], axis=1)[slot == h]
             free = game._next(free, rng)
-        return Trajectories(*told), returns
+        return told, returns
 
     def returns(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> FloatArray:
         """returns[i] of one episode each by user i under policy given[i] of the mixture."""
