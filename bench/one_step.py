@@ -1,4 +1,4 @@
-"""One random step in tiles beside policy search on whole returns: users until spectrum access is learned.
+"""One random step beside the other ways: in tiles beside policy search, by one state beside tables of all steps.
 
 A run reaches its target, 95% of the way from the best fixed channel to the best policy known, with the first batch
 whose released policy does (2,000 fresh episodes); it fails if the one released last (5,000) does not.
@@ -6,6 +6,7 @@ whose released policy does (2,000 fresh episodes); it fails if the one released 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from statistics import mean, median
@@ -13,12 +14,13 @@ from statistics import mean, median
 import numpy as np
 
 from bench.measure import Figure
-from shufflerl import envs
+from shufflerl import CountPopulation, envs, learn, learners, privatizers
 from shufflerl.envs.sensing import SensingTiles, SpectrumSensing
 from shufflerl.experiments.setting import Setting, prepare
 from shufflerl.learners.contextual_bandit import ContextualBandit
 from shufflerl.learners.policy_search import PolicySearch
-from shufflerl.mdp import Mixture
+from shufflerl.mdp import MDP, Mixture
+from shufflerl.steps import step_law
 
 #: Seeds that had no part in choosing the learner's constants.
 DELTA, SEEDS, EPISODES, SHARE = 1e-6, range(100, 112), 20_000, 0.95
@@ -26,8 +28,8 @@ WAYS = {"tiles": ("spectrum-tiles", "contextual-bandit"), "returns": ("spectrum-
 
 
 def run() -> list[Figure]:
-    """Users to reach 95% by one random step in tiles, beside policy search."""
-    return list(figures())
+    """Users to reach 95% by one random step in tiles beside policy search, and regret beside tables of all steps."""
+    return [*figures(), *tables()]
 
 
 def figures() -> Iterator[Figure]:
@@ -47,6 +49,40 @@ def figures() -> Iterator[Figure]:
             for name, of in (("policy released last", last), ("what users earned", earned)):
                 better = of["tiles"] > of["returns"]
                 yield Figure(f"{what}: {name}", "share", of["tiles"], of["returns"], "returns", "more", better)
+
+
+def tables() -> Iterator[Figure]:
+    """Regret in a step where users see one state for all actions, which tables can count; no goal."""
+    for horizon, noise in itertools.product((5, 20, 100), ("servers", "users")):
+        lost = {
+            name: mean(_lost(name, _weather(horizon, seed), noise, seed) for seed in SEEDS)
+            for name in ("contextual-bandit", "optimistic")
+        }
+        alone = mean(_lost("optimistic", _one_step(_weather(horizon, seed)), noise, seed) for seed in SEEDS)
+        what = f"6 states, 8 actions, H={horizon}, eps=1, 5,000 users, noise by {noise}: regret in a step"
+        ours, peer = lost["contextual-bandit"], lost["optimistic"]
+        yield Figure(
+            what, "reward", ours, peer, "optimistic", f"less; by optimistic on one step {alone:.3f}", ours < peer
+        )
+
+
+def _weather(horizon: int, seed: int) -> MDP:
+    """States that change by themselves, the same at every step, and rewards drawn at random."""
+    rng = np.random.default_rng([seed, 99])
+    moves, rewards = rng.dirichlet(np.ones(6), size=6), rng.random((6, 8))
+    every = np.broadcast_to(moves[None, :, None, :], (horizon - 1, 6, 8, 6))
+    return MDP(every, np.broadcast_to(rewards, (horizon, 6, 8)), rng.dirichlet(np.ones(6)))
+
+
+def _one_step(mdp: MDP) -> MDP:
+    """A random step of it as a problem of its own."""
+    return MDP(np.empty((0, 6, 8, 6)), mdp.rewards[:1], step_law(mdp).mean(axis=0))
+
+
+def _lost(name: str, mdp: MDP, noise: str, seed: int) -> float:
+    learner = learners.make(name, mdp.problem(5_000), seed)
+    privatizer = privatizers.make("shuffle", learner, epsilon=1.0, delta=DELTA, seed=seed, noise=noise)
+    return learn(learner, CountPopulation(mdp, seed), privatizer).total_regret / 5_000 / mdp.horizon
 
 
 def reach(way: str, channels: int, noise: str, seed: int) -> tuple[float, float, float]:
