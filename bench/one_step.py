@@ -20,7 +20,7 @@ from shufflerl.experiments.setting import Setting, prepare
 from shufflerl.learners.contextual_bandit import ContextualBandit
 from shufflerl.learners.policy_search import PolicySearch
 from shufflerl.mdp import MDP, Mixture
-from shufflerl.steps import step_law
+from shufflerl.steps import one_step
 
 #: Seeds that had no part in choosing the learner's constants.
 DELTA, SEEDS, EPISODES, SHARE = 1e-6, range(100, 112), 20_000, 0.95
@@ -58,7 +58,7 @@ def tables() -> Iterator[Figure]:
             name: mean(_lost(name, _weather(horizon, seed), noise, seed) for seed in SEEDS)
             for name in ("contextual-bandit", "optimistic")
         }
-        alone = mean(_lost("optimistic", _one_step(_weather(horizon, seed)), noise, seed) for seed in SEEDS)
+        alone = mean(_lost("optimistic", one_step(_weather(horizon, seed)), noise, seed) for seed in SEEDS)
         what = f"6 states, 8 actions, H={horizon}, eps=1, 5,000 users, noise by {noise}: regret in a step"
         ours, peer = lost["contextual-bandit"], lost["optimistic"]
         yield Figure(
@@ -72,11 +72,6 @@ def _weather(horizon: int, seed: int) -> MDP:
     moves, rewards = rng.dirichlet(np.ones(6), size=6), rng.random((6, 8))
     every = np.broadcast_to(moves[None, :, None, :], (horizon - 1, 6, 8, 6))
     return MDP(every, np.broadcast_to(rewards, (horizon, 6, 8)), rng.dirichlet(np.ones(6)))
-
-
-def _one_step(mdp: MDP) -> MDP:
-    """A random step of it as a problem of its own."""
-    return MDP(np.empty((0, 6, 8, 6)), mdp.rewards[:1], step_law(mdp).mean(axis=0))
 
 
 def _lost(name: str, mdp: MDP, noise: str, seed: int) -> float:

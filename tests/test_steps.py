@@ -19,7 +19,7 @@ from shufflerl.mdp import MDP, Mixture
 from shufflerl.planning import mixture_value
 from shufflerl.policies import MAX_PARAMETERS, Scores
 from shufflerl.population import CountPopulation, StepPopulation, TrajectoryPopulation, random_step
-from shufflerl.steps import StepProblem, step_law
+from shufflerl.steps import StepProblem, one_step, step_law
 from tests.support.examples import all_trajectories, random_mdp, unsteered_mdp
 
 LEVEL = 1e-4
@@ -118,6 +118,18 @@ def test_actions_that_steer_are_refused() -> None:
         with pytest.raises(InvalidInputError, match=r"Where users go from state \d at step \d depends on their action"):
             population.play(batch(10, mdp=steered))
     np.testing.assert_allclose(step_law(MDP_).sum(axis=1), 1.0)
+
+
+def test_a_step_is_a_problem_of_its_own() -> None:
+    """What any policy earns in it is what it earns in an episode, by step; in units of episodes, as much."""
+    alone = one_step(MDP_)
+    for policy in itertools.product(range(2), repeat=3):
+        whole = mixture_value(MDP_, Mixture.single([policy] * 3))
+        assert mixture_value(alone, Mixture.single([policy])) == pytest.approx(whole / 3)
+        assert alone.units.value(whole / 3) == pytest.approx(whole)
+    assert CountQuery.everything(alone.problem(1)).changed_counters == 2
+    with pytest.raises(InvalidInputError, match="depends on their action"):
+        one_step(random_mdp(0))
 
 
 def test_states_that_nobody_reaches_may_be_steered() -> None:

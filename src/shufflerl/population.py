@@ -14,7 +14,7 @@ from shufflerl.mdp import MAX_EPISODES, MDP, Mixture
 from shufflerl.policies import Scores
 from shufflerl.returns import ReturnQuery, Returns
 from shufflerl.seeding import Seed, stream
-from shufflerl.steps import step_law
+from shufflerl.steps import one_step, step_law
 
 #: More users than this, played one by one, are refused: their trajectories would fill the memory.
 MAX_PLAYED = 10**7
@@ -126,7 +126,8 @@ class CountPopulation:
         """Draw the counts of batch.users independent episodes."""
         mdp, query, mixture = self.mdp, batch.query, batch.mixture
         if isinstance(mixture.family, Scores):
-            return _random_steps(mdp, batch, self.rng)
+            mixture.check_fits(1, mdp.n_states, mdp.n_actions)
+            mdp, mixture = one_step(mdp), mixture.as_tables(1)
         mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
         if isinstance(query, ReturnQuery):
             return _tabular_returns(mdp, batch, self.rng)
@@ -147,7 +148,8 @@ class CountPopulation:
             moves,
             pays,
         )
-        return Counts(batch, query.collect(mdp.layout, moves, pays), float(pays[..., 1].sum()))
+        earned = float(pays[..., 1].sum()) * (self.mdp.horizon // mdp.horizon)
+        return Counts(batch, query.collect(mdp.layout, moves, pays), earned)
 
 
 class TrajectoryPopulation:
@@ -220,22 +222,6 @@ def random_step(episodes: Trajectories, rng: np.random.Generator) -> Trajectorie
     drawn: IntArray = rng.integers(horizon, size=(users, 1))
     columns = (episodes.states, episodes.actions, episodes.rewards)
     return Trajectories(*(np.take_along_axis(column, drawn, axis=1) for column in columns))
-
-
-def _random_steps(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts:
-    """The counts of users of an MDP who are counted by one random step each: independent, so multinomial."""
-    batch.mixture.check_fits(1, mdp.n_states, mdp.n_actions)
-    law, tables = step_law(mdp), batch.mixture.policies.argmax(axis=-1)
-    paid = np.einsum("hx,hxa->xa", law, mdp.rewards) / mdp.horizon
-    counts = np.zeros((mdp.n_states, mdp.n_actions, 2), dtype=np.int64)
-    each = rng.multinomial(batch.users, batch.mixture.weights / batch.mixture.weights.sum())
-    states, earned = np.arange(mdp.n_states), 0.0
-    for table, users in zip(tables, each, strict=True):
-        ones = paid[states, table]
-        earned += float(users * mdp.horizon * ones.sum())  # the mean of it: nothing else is drawn of other steps
-        chances = np.stack([np.maximum(law.mean(axis=0) - ones, 0.0), ones], axis=-1).ravel()
-        counts[states, table] += rng.multinomial(users, chances / chances.sum()).reshape(-1, 2)
-    return Counts(batch, counts.ravel(), earned)
 
 
 def _tabular_returns(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts:

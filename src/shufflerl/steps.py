@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from shufflerl import checks
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.mdp import MDP, Problem, digest
+from shufflerl.mdp import MDP, Problem, Units, digest
 from shufflerl.policies import Scores
 
 
@@ -76,3 +76,22 @@ def step_law(mdp: MDP) -> FloatArray:
             )
         law[h + 1] = law[h] @ moves[:, 0]
     return law
+
+
+def one_step(mdp: MDP) -> MDP:
+    """A random step of an MDP as an MDP of its own, for learners of tables too; refused if actions steer.
+
+    Whoever plays it sees what users see of one step, drawn at random; `units` are those of whole episodes.
+
+    >>> coin = MDP([[[[0.5, 0.5]] * 2] * 2], [[[0.2, 0.7]] * 2, [[0.4, 0.7]] * 2], start=[1.0, 0.0])
+    >>> alone = one_step(coin)
+    >>> alone.horizon, alone.start.tolist(), alone.rewards[0, 0].round(3).tolist()
+    (1, [0.75, 0.25], [0.267, 0.7])
+    """
+    law = step_law(mdp)
+    often = law.sum(axis=0)[:, None]
+    paid = np.einsum("hx,hxa->xa", law, mdp.rewards)
+    rewards = np.divide(paid, often, out=np.zeros_like(paid), where=often > 0).clip(0.0, 1.0)
+    states, actions = paid.shape
+    alone = MDP(np.empty((0, states, actions, states)), rewards[None], law.mean(axis=0))
+    return alone.measured_in(Units(mdp.units.low * mdp.horizon, mdp.units.high * mdp.horizon))
