@@ -24,6 +24,7 @@ from bench import (
     dashboard,
     nats,
     network,
+    one_step,
     optimistic,
     poisoning,
     policy_search,
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "nats": nats.run,
     "poisoning": poisoning.run,
     "policy-search": policy_search.run,
+    "one-step": one_step.run,
     "projection": projection.run,
 }
 

@@ -24,7 +24,7 @@ _NOISE: list[dict[str, Any]] = [
 
 def settings() -> Iterator[Setting]:
     """What is run."""
-    for learner, _ in LEARNERS:
+    for learner in (name for name, _ in LEARNERS if name != "contextual-bandit"):  # that has no kernels of its own
         for place in (_TABLE,) if learner == "sdp-pe" else (_TABLE, _GYM):  # it needs the law
             for noise in _NOISE:
                 yield Setting(learner=learner, episodes=200, **place, **noise)

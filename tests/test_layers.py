@@ -23,37 +23,38 @@ MAY_IMPORT = {
     "policies": "",
     "mdp": "layout planning_kernels policies",
     "returns": "mdp policies",
-    "planning": "layout mdp planning_kernels",
+    "planning": "layout mdp planning_kernels policies",
     "noise": "",
+    "steps": "mdp policies",
     "counts": "layout mdp noise returns",
     # Learning: from releases alone. Nothing here can reach privacy, users or a network.
     "estimation": "counts mdp noise",
     "policy_sets": "planning",
     "coverage_kernels": "",
     "coverage": "coverage_kernels mdp planning policy_sets",
-    "learners": "counts coverage estimation mdp noise policies policy_sets returns",
+    "learners": "counts coverage estimation mdp noise policies policy_sets returns steps",
     # Privacy: knows no learner.
     "privacy": "counts mdp noise returns",
     "privatizers": "counts mdp noise privacy returns",
     # Simulation, where the three meet.
-    "envs": "mdp policies returns",
+    "envs": "mdp policies returns steps",
     "population_kernels": "",
-    "population": "counts mdp population_kernels returns",
+    "population": "counts mdp policies population_kernels returns steps",
     "history": "counts mdp planning",
-    "loop": "history learners mdp population privatizers",
+    "loop": "history learners mdp population privatizers steps",
     "episodes_kernels": "learners planning_kernels population_kernels",
     "episodes": "episodes_kernels layout learners mdp population privatizers",
     "attacks": "counts mdp noise planning population privacy privatizers",
     "plots": "",
     "experiments": "attacks counts envs estimation history learners loop mdp noise planning plots population privacy "
-    "privatizers",
+    "privatizers steps",
     "results": "experiments",
     "testing": "counts envs history learners loop mdp population privatizers",
     # The network: no simulation, and no role knows another.
     "network.faults": "",
     "network.logs": "",
     "network.workers": "",
-    "network.protocol": "counts envs mdp noise policies privacy returns",
+    "network.protocol": "counts envs mdp noise policies privacy returns steps",
     "network.stores": "network.faults network.logs network.protocol",
     "network.web": "network.logs network.protocol",
     "network.node": "counts envs network.protocol network.stores network.web network.workers policies privacy returns",
@@ -61,7 +62,8 @@ MAY_IMPORT = {
     "privacy",
     "network.coordinator": "counts learners mdp network.faults network.logs network.protocol network.stores "
     "network.web network.workers noise policies privacy returns",
-    "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy returns",
+    "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy returns "
+    "steps",
     "network.audit": "counts learners mdp network.coordinator network.node network.protocol network.shuffler "
     "network.stores privacy",
     "network.roles": "network.config network.coordinator network.logs network.node network.protocol "

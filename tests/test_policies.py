@@ -14,7 +14,7 @@ from shufflerl import policies
 from shufflerl.counts import Batch, CountQuery, Counts, Query, parse_query
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture, Problem
-from shufflerl.policies import Network, Table
+from shufflerl.policies import Network, Scores, Table
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.mechanism import ShuffledBinomial, ShuffledPoisson
 from shufflerl.privacy.protocol import Protocol, randomize
@@ -24,7 +24,7 @@ NETWORKS = [Network(4, 2), Network(4, 2, (16,)), Network(3, 2, (5, 4), "box"), N
 TAGS = ReturnQuery(3, (-1.0, 0.0, 4.0))
 
 
-@pytest.mark.parametrize("family", [Table(2, 3), *NETWORKS])
+@pytest.mark.parametrize("family", [Table(2, 3), Scores(3, 4), *NETWORKS])
 def test_a_family_and_its_policies_survive_bytes_and_json(family: policies.Family) -> None:
     rng = np.random.default_rng(0)
     numbers = (
@@ -53,7 +53,7 @@ def test_many_policies_on_many_observations_act_as_each_alone(family: Network) -
 
 BAD: list[tuple[Any, str]] = [
     ({}, "family is None; expected one of"),
-    ({"family": "forest"}, "'forest'; expected one of: table, linear, mlp"),
+    ({"family": "forest"}, "'forest'; expected one of: table, scores, linear, mlp"),
     ({"family": "linear", "inputs": 4}, "is described by"),
     ({"family": "mlp", "inputs": 4, "actions": 2, "hidden": [], "head": "choice"}, "expected sizes of layers"),
     ({"family": "mlp", "inputs": 4, "actions": 2, "hidden": [10**6], "head": "choice"}, "at most 100000"),

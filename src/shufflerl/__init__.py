@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from shufflerl.learners.base import Learner
     from shufflerl.loop import learn
     from shufflerl.mdp import MDP, Mixture, Problem
-    from shufflerl.population import CountPopulation, ReturnPopulation, TrajectoryPopulation
+    from shufflerl.population import CountPopulation, ReturnPopulation, StepPopulation, TrajectoryPopulation
     from shufflerl.returns import ReturnProblem, ReturnQuery, Returns
+    from shufflerl.steps import StepProblem
 
 _HOMES = {
     "counts": ("Batch", "CountQuery", "Counts", "Release", "Trajectories"),
@@ -29,8 +30,9 @@ _HOMES = {
     "learners.base": ("Learner",),
     "loop": ("learn",),
     "mdp": ("MDP", "Mixture", "Problem"),
-    "population": ("CountPopulation", "ReturnPopulation", "TrajectoryPopulation"),
+    "population": ("CountPopulation", "ReturnPopulation", "StepPopulation", "TrajectoryPopulation"),
     "returns": ("ReturnProblem", "ReturnQuery", "Returns"),
+    "steps": ("StepProblem",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -50,6 +52,8 @@ __all__ = [
     "ReturnQuery",
     "Returns",
     "Setting",
+    "StepPopulation",
+    "StepProblem",
     "Trajectories",
     "TrajectoryPopulation",
     "__version__",

@@ -430,7 +430,9 @@ class Counts:
         """Count the users' episodes one by one."""
         tags = batch.query.tags(episodes)
         values = np.bincount(tags.ravel(), minlength=batch.query.size).astype(np.int64, copy=False)
-        return cls(batch, values, float(episodes.rewards.sum()) if isinstance(episodes, Trajectories) else earned)
+        if math.isnan(earned) and isinstance(episodes, Trajectories):
+            earned = float(episodes.rewards.sum())
+        return cls(batch, values, earned)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from shufflerl.mdp import MDP, Problem
 from shufflerl.population import Population
 from shufflerl.privatizers.base import Privatizer
 from shufflerl.registry import Entry
+from shufflerl.steps import StepProblem
 
 #: Called with (episodes played, episodes in all) as learning goes on.
 Progress = Callable[[int, int], None]
@@ -78,13 +79,14 @@ def learn(
 
 def _check_fits(problem: Problem, mdp: MDP) -> None:
     """Refuse a population that does not live in the problem that the learner was made for."""
-    learners, populations = (problem.horizon, problem.n_states, problem.n_actions), mdp.rewards.shape
+    steps = problem.steps if isinstance(problem, StepProblem) else problem.horizon
+    learners, populations = (steps, problem.n_states, problem.n_actions), mdp.rewards.shape
     if learners != populations:
         raise InvalidInputError(
             f"The learner was made for (steps, states, actions) = {learners} but the population lives in "
             f"{populations}; make the learner for the problem of the population's MDP."
         )
-    if problem.layout.is_complete or problem.layout.same(mdp.layout):
+    if isinstance(problem, StepProblem) or problem.layout.is_complete or problem.layout.same(mdp.layout):
         return
     possible = mdp.layout.positions[mdp.probabilities > 0]
     ruled_out = possible[~problem.layout.find(possible)[1]]

@@ -18,7 +18,7 @@ from shufflerl import checks, html
 from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray
 from shufflerl.errors import InvalidInputError
 from shufflerl.layout import Layout
-from shufflerl.policies import Family, Table
+from shufflerl.policies import Family, Scores, Table
 
 #: More episodes than this would overflow the 64-bit counts.
 MAX_EPISODES = 10**18
@@ -314,13 +314,23 @@ class Mixture:
         return shares.argmax(axis=0).astype(np.int32), shares.max(axis=0)
 
     def _repr_html_(self) -> str:
+        if not isinstance(self.family, Table):
+            return html.table(f"Policies: {self.family}", {"policies": len(self.policies)})
         actions, shares = self.modal_policy()
         many = len(self.policies)
         title = "Policy" if many == 1 else f"Mixture of {many} policies: the action that most users take"
         return html.table(title, {}, html.policy(actions, shares))
 
+    def as_tables(self, horizon: int) -> Mixture:
+        """Scores as the tables of actions[m, h, x] that they are where users see one state for all actions."""
+        assert isinstance(self.family, Scores)
+        best = self.policies.argmax(axis=-1).astype(np.int32)
+        return Mixture(np.broadcast_to(best[:, None], (len(best), horizon, self.family.states)), self.weights)
+
     def check_fits(self, horizon: int, states: int, actions: int) -> None:
         """Refuse a mixture made for a problem of another shape."""
+        if isinstance(self.family, Scores) and (1, *self.family.shape) == (horizon, states, actions):
+            return
         if not isinstance(self.family, Table):
             raise InvalidInputError(
                 f"The policies are {self.family}; expected tables of actions[h, x] for a problem of states and actions."

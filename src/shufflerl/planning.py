@@ -14,6 +14,7 @@ from shufflerl import planning_kernels as kernels
 from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
 from shufflerl.layout import Layout
 from shufflerl.mdp import MDP, Mixture
+from shufflerl.policies import Scores
 
 
 def optimal_q(transitions: FloatArray, rewards: FloatArray) -> FloatArray:
@@ -51,7 +52,9 @@ def occupancy(transitions: FloatArray, start: FloatArray, mixture: Mixture, acti
 
 
 def mixture_value(mdp: MDP, mixture: Mixture) -> float:
-    """Expected reward of an episode of one user given the mixture."""
+    """Expected reward of an episode of one user given the mixture: of tables, or of scores at every step."""
+    if isinstance(mixture.family, Scores):
+        mixture = mixture.as_tables(mdp.horizon)
     values = kernels.policy_values(*mdp.rows, mdp.rewards, mdp.start, mixture.policies)
     return float(mixture.weights @ values)
 

@@ -1,7 +1,8 @@
 """Policy families: how one array of numbers is read as a policy. A small closed set; no code travels, only numbers.
 
-A `Table` says which action to take at each step and state. A `Network` maps a vector of observations to an action: it
-is linear, or a multilayer perceptron if it has hidden layers. Policies of one family are one array, the first axis
+A `Table` says which action to take at each step and state. `Scores` rank actions by the state that is seen of each. A
+`Network` maps a vector of observations to an action: it is linear, or a multilayer perceptron if it has hidden layers.
+Policies of one family are one array, the first axis
 counts them; `pack` and `unpack` turn it into bytes and back, exactly, and refuse what is no policy of the family.
 """
 
@@ -55,6 +56,65 @@ class Table:
         if given.dtype != np.int32 and given.max() > np.iinfo(np.int32).max:
             raise InvalidInputError(f"policies uses an action {given.max()}; expected numbers below 2^31.")
         return checks.frozen(given.astype(np.int32, copy=False))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A number for each state and action, at every step the same: policies[m, x, a]. On the wire, 32-bit numbers.
+
+    The action is taken whose state scores highest, the lowest of equals. There may be one state for all actions, as in
+    a table, or one for each, such as how free every channel sounds.
+
+    >>> family = Scores(states=2, actions=3)
+    >>> scores = [[0.1, 0.2, 0.3], [0.9, 0.8, 0.4]]
+    >>> int(family.act(scores, 0)), int(family.act(scores, [0, 1, 0]))
+    (2, 1)
+    """
+
+    kind: ClassVar[str] = "scores"
+    stored: ClassVar[str] = "<f4"
+
+    states: int
+    actions: int
+
+    def __post_init__(self) -> None:
+        """Refuse more numbers than a policy may have."""
+        for name in ("states", "actions"):
+            checks.whole(name, getattr(self, name), least=1, most=MAX_PARAMETERS)
+        if self.states * self.actions > MAX_PARAMETERS:
+            raise InvalidInputError(
+                f"There are {self.states * self.actions:,} scores; expected at most {MAX_PARAMETERS:,}. Use fewer "
+                "states."
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the numbers of one policy."""
+        return self.states, self.actions
+
+    def checked(self, policies: ArrayLike) -> NDArray[np.float32]:
+        """The policies in their canonical form: finite 32-bit numbers [m, x, a]."""
+        return _rounded(checks.array("policies", policies, (-1, *self.shape)))
+
+    def act(self, scores: ArrayLike, states: ArrayLike) -> IntArray:
+        """What scores[..., x, a] do where states[..., a] are seen, or one state for all actions."""
+        seen = np.broadcast_to(np.asarray(states), (*np.shape(states)[:-1], self.actions))
+        found = np.take_along_axis(np.asarray(scores), seen[..., None, :], axis=-2)[..., 0, :]
+        best: IntArray = found.argmax(axis=-1)
+        return best
+
+
+def _rounded(given: FloatArray) -> NDArray[np.float32]:
+    """Finite 32-bit numbers, and not too many of them."""
+    if given.size > MAX_NUMBERS:
+        raise InvalidInputError(
+            f"{len(given)} policies of {given[0].size:,} parameters are too many; expected at most {MAX_NUMBERS:,} "
+            "numbers in all."
+        )
+    with np.errstate(over="ignore"):
+        rounded = given.astype(np.float32)
+    checks.array("policies as 32-bit numbers", rounded, given.shape)
+    return checks.frozen(rounded)
 
 
 @dataclass(frozen=True)
@@ -121,16 +181,7 @@ class Network:
 
     def checked(self, policies: ArrayLike) -> NDArray[np.float32]:
         """The policies in their canonical form: finite 32-bit numbers [m, parameter]."""
-        given = checks.array("policies", policies, (-1, self.size))
-        if given.size > MAX_NUMBERS:
-            raise InvalidInputError(
-                f"{len(given)} policies of {self.size:,} parameters are too many; expected at most {MAX_NUMBERS:,} "
-                "numbers in all."
-            )
-        with np.errstate(over="ignore"):
-            rounded = given.astype(np.float32)
-        checks.array("policies as 32-bit numbers", rounded, (-1, self.size))
-        return checks.frozen(rounded)
+        return _rounded(checks.array("policies", policies, (-1, self.size)))
 
     def outputs(self, parameters: NDArray[Any], observations: ArrayLike) -> FloatArray:
         """outputs[..., output] of policies[..., parameter] on observations[..., input]; of "score", one per action."""
@@ -165,13 +216,20 @@ class Network:
         return best
 
 
-Family = Table | Network
+Family = Table | Scores | Network
+
+
+_NETWORK = {"inputs", "actions", "hidden", "head"}
+#: What describes a policy of each family.
+_NAMES = {"table": {"horizon", "states"}, "scores": {"states", "actions"}, "linear": _NETWORK, "mlp": _NETWORK}
 
 
 def describe(family: Family) -> dict[str, Any]:
     """A family as JSON values."""
     if isinstance(family, Table):
         return {"family": "table", "horizon": family.horizon, "states": family.states}
+    if isinstance(family, Scores):
+        return {"family": "scores", "states": family.states, "actions": family.actions}
     sizes = {"inputs": family.inputs, "actions": family.actions, "hidden": list(family.hidden)}
     return {"family": family.kind, **sizes, "head": family.head}
 
@@ -184,15 +242,17 @@ def parse(described: Mapping[str, Any]) -> Family:
     """
     given = dict(described)
     kind = given.pop("family", None)
-    if kind not in ("table", "linear", "mlp"):
-        raise InvalidInputError(f"The policy family is {kind!r}; expected one of: table, linear, mlp.")
-    names = {"horizon", "states"} if kind == "table" else {"inputs", "actions", "hidden", "head"}
+    if kind not in _NAMES:
+        raise InvalidInputError(f"The policy family is {kind!r}; expected one of: {', '.join(_NAMES)}.")
+    names = _NAMES[kind]
     if given.keys() != names:
         raise InvalidInputError(
             f"A policy of the family {kind} is described by {sorted(given)}; expected {sorted(names)}."
         )
     if kind == "table":
         return Table(**{name: checks.whole(name, value, least=1) for name, value in given.items()})
+    if kind == "scores":
+        return Scores(**given)
     hidden = given["hidden"]
     if not isinstance(hidden, list | tuple) or bool(hidden) != (kind == "mlp"):
         raise InvalidInputError(f"hidden is {hidden!r}; expected sizes of layers of an mlp, and none of a linear one.")

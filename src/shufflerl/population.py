@@ -11,8 +11,10 @@ from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import Batch, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MAX_EPISODES, MDP, Mixture
+from shufflerl.policies import Scores
 from shufflerl.returns import ReturnQuery, Returns
 from shufflerl.seeding import Seed, stream
+from shufflerl.steps import one_step, step_law
 
 #: More users than this, played one by one, are refused: their trajectories would fill the memory.
 MAX_PLAYED = 10**7
@@ -45,6 +47,37 @@ class Game(Protocol):
     def returns(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> FloatArray:
         """returns[i] of one episode each by user i under policy given[i] of the mixture."""
         ...
+
+
+class StepGame(Protocol):
+    """An environment in which every action has a state of its own, such as `envs.sensing.SensingTiles`."""
+
+    def play(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
+        """One random step of each user i's episode under policy given[i], and returns[i] of all of it.
+
+        Of a step told[i]: the state of the action that was taken, that action, and its reward bit.
+        """
+        ...
+
+
+class StepPopulation:
+    """Users who each play a whole episode of scores, drawn by the user, and are counted by one random step of it."""
+
+    mdp: None = None
+
+    def __init__(self, game: StepGame, seed: Seed) -> None:
+        self._game = game
+        self.rng = stream(seed, "users")
+
+    def __repr__(self) -> str:
+        return f"StepPopulation({self._game})"
+
+    def play(self, batch: Batch) -> Counts:
+        """Let every user of the batch play its episode."""
+        _check_number(batch.users)
+        given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
+        told, returns = self._game.play(batch.mixture, given, self.rng)
+        return Counts.of(batch, Trajectories(*np.split(told, 3, axis=1)), float(returns.sum()))
 
 
 class ReturnPopulation:
@@ -92,6 +125,9 @@ class CountPopulation:
     def play(self, batch: Batch) -> Counts:
         """Draw the counts of batch.users independent episodes."""
         mdp, query, mixture = self.mdp, batch.query, batch.mixture
+        if isinstance(mixture.family, Scores):
+            mixture.check_fits(1, mdp.n_states, mdp.n_actions)
+            mdp, mixture = one_step(mdp), mixture.as_tables(1)
         mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
         if isinstance(query, ReturnQuery):
             return _tabular_returns(mdp, batch, self.rng)
@@ -112,7 +148,8 @@ class CountPopulation:
             moves,
             pays,
         )
-        return Counts(batch, query.collect(mdp.layout, moves, pays), float(pays[..., 1].sum()))
+        earned = float(pays[..., 1].sum()) * (self.mdp.horizon // mdp.horizon)
+        return Counts(batch, query.collect(mdp.layout, moves, pays), earned)
 
 
 class TrajectoryPopulation:
@@ -128,7 +165,9 @@ class TrajectoryPopulation:
 
     def trajectories(self, batch: Batch) -> Trajectories:
         """Let every user of the batch play its episode."""
-        mixture = batch.mixture
+        return self._trajectories(batch, batch.mixture)
+
+    def _trajectories(self, batch: Batch, mixture: Mixture) -> Trajectories:
         _check_number(batch.users)
         if self.mdp is not None:
             mdp = self.mdp
@@ -152,8 +191,21 @@ class TrajectoryPopulation:
         states, actions, rewards = (np.stack(column) for column in zip(*episodes, strict=True))
         return Trajectories(states, actions, rewards)
 
+    @property
+    def _horizon(self) -> int:
+        if self.mdp is not None:
+            return self.mdp.horizon
+        if (horizon := getattr(self._player, "horizon", None)) is None:
+            raise InvalidInputError(f"{self._player} does not say how long episodes are; give it a `horizon`.")
+        return int(horizon)
+
     def play(self, batch: Batch) -> Counts:
         """Let every user play and count."""
+        if isinstance(batch.mixture.family, Scores):
+            if self.mdp is not None:
+                step_law(self.mdp)  # which refuses actions that steer
+            episodes = self._trajectories(batch, batch.mixture.as_tables(self._horizon))
+            return Counts.of(batch, random_step(episodes, self.rng), float(episodes.rewards.sum()))
         if not isinstance(batch.query, ReturnQuery):
             return Counts.of(batch, self.trajectories(batch))
         if self.mdp is not None:
@@ -162,6 +214,14 @@ class TrajectoryPopulation:
         given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
         rewards = self._played(batch.mixture, given).rewards
         return _counted(batch, given, rewards.sum(axis=1).astype(np.float64), self.rng)
+
+
+def random_step(episodes: Trajectories, rng: np.random.Generator) -> Trajectories:
+    """One step of every simulated episode, drawn at random."""
+    users, horizon = episodes.states.shape
+    drawn: IntArray = rng.integers(horizon, size=(users, 1))
+    columns = (episodes.states, episodes.actions, episodes.rewards)
+    return Trajectories(*(np.take_along_axis(column, drawn, axis=1) for column in columns))
 
 
 def _tabular_returns(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts:

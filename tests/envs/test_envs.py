@@ -24,7 +24,7 @@ from shufflerl.seeding import stream
 
 #: Parameters that an environment cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {"gymnasium": {"id": "FrozenLake-v1", "horizon": 5}}
-NAMES = [name for name, _ in ENVIRONMENTS if name != "spectrum-sensing"]  # of that returns alone are known
+NAMES = [name for name, _ in ENVIRONMENTS if name not in ("spectrum-sensing", "spectrum-tiles")]  # these have no table
 DRAWN_AT_RANDOM = ["bandit", "deepsea", "random"]
 
 

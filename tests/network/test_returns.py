@@ -82,7 +82,7 @@ LARGE = {"family": "mlp", "inputs": 2, "actions": 2, "hidden": [2**40], "head": 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"family": NOT_A_FAMILY}, "The policy family is 'forest'; expected one of: table, linear, mlp."),
+        ({"family": NOT_A_FAMILY}, "The policy family is 'forest'; expected one of: table, scores, linear, mlp."),
         ({"family": {}}, "The policy family is None; expected one of"),
         ({"family": LARGE}, f"size of a hidden layer is {2**40}; expected"),
         ({"family": LARGE | {"hidden": [400, 400]}}, f"162,001 parameters; expected at most {MAX_PARAMETERS:,}"),
@@ -90,6 +90,7 @@ LARGE = {"family": "mlp", "inputs": 2, "actions": 2, "hidden": [2**40], "head": 
         ({"family": LARGE | {"hidden": [3], "code": "x"}}, "is described by"),
         ({"family": LARGE | {"hidden": []}}, "expected sizes of layers of an mlp, and none of a linear one"),
         ({"family": NOT_A_FAMILY | {"family": "linear", "head": "any"}}, "head is 'any'; expected"),
+        ({"family": {"family": "scores", "states": 1, "actions": 3}}, "expected tables or networks where returns are"),
         ({"family": {"family": "table", "horizon": 4, "states": 3}}, "Its tables are for 4 steps; expected 5"),
         ({"family": {"family": "table", "horizon": 5, "states": 2**62}}, "bytes; expected"),
         ({"policies": np.full((2, 3), np.nan, dtype="<f4").tobytes()}, "policies.* is nan; expected finite"),
@@ -255,10 +256,10 @@ HILL = Hill(0.0, spaces.Box(-1.0, 1.0, (1,)), spaces.Box(-2.0, 2.0, (1,)))
 
 
 class System:
-    """A coordinator, a shuffler, and nodes on the hill, in one process."""
+    """A coordinator, a shuffler, and nodes, on the hill unless told otherwise, in one process."""
 
-    def __init__(self, folder: Path, run: Run) -> None:
-        self.folder, self.run = folder, run
+    def __init__(self, folder: Path, run: Run, env: Any = HILL) -> None:
+        self.folder, self.run, self.env = folder, run, env
         self.coordinator = Coordinator(folder, run)
         self.world = World()
         self.world.coordinator, self.world.task = self.coordinator.identity, self.coordinator.task
@@ -271,7 +272,7 @@ class System:
         self.world.shuffler.announce(signed)
         checked = self.world.checked()
         reports = [
-            make_report(checked, play(HILL, checked.agreement), self.world.mint())
+            make_report(checked, play(self.env, checked.agreement), self.world.mint())
             for _ in range(checked.agreement.batch.users)
         ]
         assert {len(report.envelope) for report in reports} == {checked.agreement.envelope_bytes}

@@ -34,6 +34,13 @@ def random_mdp(
     return MDP(transitions, rng.random((horizon, states, actions)), first, support)
 
 
+def unsteered_mdp(seed: int, horizon: int = 3, states: int = 3, actions: int = 2) -> MDP:
+    """An MDP whose states no action changes."""
+    made = random_mdp(seed, horizon, states, actions)
+    moves = np.broadcast_to(made.transitions[:, :, :1], made.transitions.shape)
+    return MDP(moves, made.rewards, made.start)
+
+
 def random_mixture(mdp: MDP, size: int, seed: int) -> Mixture:
     rng = np.random.default_rng(seed)
     policies = rng.integers(mdp.n_actions, size=(size, mdp.horizon, mdp.n_states))

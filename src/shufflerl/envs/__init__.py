@@ -20,12 +20,16 @@ import numpy as np
 
 from shufflerl.envs.from_gymnasium import GymSimulator, from_gymnasium, newest_id
 from shufflerl.envs.players import Player
+from shufflerl.envs.sensing import SensingTiles
 from shufflerl.errors import UnknownNameError
 from shufflerl.mdp import MDP
 from shufflerl.registry import Entry, Registry
 from shufflerl.seeding import Seed, stream
 
-__all__ = ["ENVIRONMENTS", "GymSimulator", "Player", "make"]
+#: What may be made.
+Environment = MDP | GymSimulator | Player | SensingTiles
+
+__all__ = ["ENVIRONMENTS", "Environment", "GymSimulator", "Player", "SensingTiles", "make"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ ENVIRONMENTS = _Environments(
         "spectrum-sensing": Entry(
             "shufflerl.envs.sensing:sensing", "dynamic spectrum access with noisy energies of many channels"
         ),
+        "spectrum-tiles": Entry(
+            "shufflerl.envs.sensing:sensing_tiles", "the same with energies in tiles: one random slot is counted"
+        ),
         "deepsea": Entry("shufflerl.envs.deepsea:deepsea", "DeepSea: one treasure behind a chain of right moves"),
         "random": Entry("shufflerl.envs.random_mdp:random_mdp", "an MDP drawn at random"),
         "gymnasium": Entry(
@@ -68,12 +75,12 @@ ENVIRONMENTS = _Environments(
         ),
     },
     given=1,  # a generator
-    makes=(MDP, GymSimulator, Player),
+    makes=(MDP, GymSimulator, Player, SensingTiles),
     group="shufflerl.environments",
 )
 
 
-def make(name: str, /, seed: Seed | None = None, **parameters: Any) -> MDP | GymSimulator | Player:
+def make(name: str, /, seed: Seed | None = None, **parameters: Any) -> Environment:
     """The environment `name` with these parameters; whatever in it is random is drawn from `seed`, if there is one.
 
     "module:my_environment" is a name too: a function of a NumPy generator and of the parameters.
@@ -82,7 +89,7 @@ def make(name: str, /, seed: Seed | None = None, **parameters: Any) -> MDP | Gym
     6
     """
     rng = np.random.default_rng() if seed is None else stream(seed, "environment")
-    environment: MDP | GymSimulator | Player = ENVIRONMENTS.make(name, rng, **parameters)
+    environment: Environment = ENVIRONMENTS.make(name, rng, **parameters)
     return environment
 
 

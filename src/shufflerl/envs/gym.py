@@ -9,7 +9,7 @@ import numpy as np
 from shufflerl.envs import make
 from shufflerl.envs.from_gymnasium import INSTALL, GymSimulator, from_gymnasium
 from shufflerl.envs.players import ControlTask, GymPlayer
-from shufflerl.envs.sensing import FEATURES, SpectrumSensing
+from shufflerl.envs.sensing import FEATURES, SensingTiles, SpectrumSensing
 from shufflerl.errors import InvalidInputError, MissingExtraError
 from shufflerl.mdp import MDP
 
@@ -22,6 +22,7 @@ __all__ = [
     "GYMNASIUM_IDS",
     "GymSimulator",
     "SensingEnv",
+    "SensingTilesEnv",
     "TabularEnv",
     "device_env",
     "from_gymnasium",
@@ -130,6 +131,21 @@ class SensingEnv(gymnasium.Env[np.ndarray[Any, np.dtype[np.float64]], np.int64])
         return seen.ravel()
 
 
+class SensingTilesEnv(SensingEnv):
+    """The same in tiles: observations are the tile of every channel; see `SensingTiles`."""
+
+    def __init__(self, made: SensingTiles) -> None:
+        """Play `made`; nothing is drawn before `reset`."""
+        super().__init__(made.game)
+        self.made = made
+        spaces: Any = gymnasium.spaces
+        self.observation_space = spaces.MultiDiscrete([made.tiles] * made.game.channels)
+
+    def _observed(self) -> np.ndarray[Any, np.dtype[Any]]:
+        super()._observed()
+        return self.made.tile(self._lately[0])
+
+
 def device_env(name: str, seed: int = 0, **parameters: Any) -> gymnasium.Env[Any, Any]:
     """Any of `ENVIRONMENTS`, such as CartPole-v1, as a device has it: to be played step by step."""
     made = make(name, seed, **parameters)
@@ -137,6 +153,8 @@ def device_env(name: str, seed: int = 0, **parameters: Any) -> gymnasium.Env[Any
         return gymnasium.make(made.id, disable_env_checker=True)
     if isinstance(made, GymPlayer):
         return made.env
+    if isinstance(made, SensingTiles):
+        return SensingTilesEnv(made)
     return SensingEnv(made) if isinstance(made, SpectrumSensing) else tabular_env(name, seed, **parameters)
 
 

@@ -9,7 +9,10 @@ import numpy as np
 from shufflerl import checks
 from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.envs.players import Player
-from shufflerl.policies import Network
+from shufflerl.errors import InvalidInputError
+from shufflerl.mdp import UNIT, Mixture, Units
+from shufflerl.policies import Network, Scores
+from shufflerl.steps import StepProblem
 
 #: What a policy sees of each channel: how free it sounds now, and lately, times its public rate, and that rate.
 FEATURES = 3
@@ -86,6 +89,72 @@ class SpectrumSensing(Player):
             belief = np.clip(self.memory * sure + (1 - self.memory) * self.share_free, 1e-9, 1 - 1e-9)
             free = self._next(free, rng)
         return total
+
+
+class SensingTiles:
+    """Spectrum access in tiles: of each channel a node sees how free it sounded lately, cut into equal parts.
+
+    Half of that is the likelihood of being free by this slot's energy, a quarter the last one's, and so on. A policy
+    transmits where the tile scores highest, and a node reports the tile, the channel and whether it was heard of one
+    random slot. The channels' rates are public.
+    """
+
+    units: Units = UNIT
+
+    def __init__(self, game: SpectrumSensing, tiles: int) -> None:
+        self.game, self.tiles, self.horizon = game, tiles, game.horizon
+        self.family = Scores(tiles, game.channels)
+
+    def __repr__(self) -> str:
+        return f"SensingTiles({self.game.channels} channels, {self.tiles} tiles, horizon={self.horizon})"
+
+    def problem(self, episodes: int) -> StepProblem:
+        """What a learner may know beforehand when it is given `episodes` episodes."""
+        return StepProblem(self.horizon, self.tiles, self.game.channels, episodes, scale=self.game.rates)
+
+    def tile(self, lately: FloatArray) -> IntArray:
+        """The tile of how free channels sounded lately, this slot included."""
+        return np.minimum((lately * self.tiles).astype(np.int64), self.tiles - 1)
+
+    def play(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> tuple[IntArray, FloatArray]:
+        """One random slot of each user i's episode under policy given[i], and returns[i] of all of it.
+
+        Of a slot told[i]: the tile of the channel that was chosen, that channel, and whether it was heard.
+        """
+        if mixture.family != self.family:
+            raise InvalidInputError(f"The policies are {mixture.family}; expected {self.family}.")
+        users, game = len(given), self.game
+        each, scores = np.arange(users), mixture.policies[given]
+        slot, told = rng.integers(self.horizon, size=users), np.zeros((users, 3), dtype=np.int64)
+        free, returns = game._first(users, rng), np.zeros(users)
+        lately = np.full((users, game.channels), 0.5)
+        for h in range(self.horizon):
+            _, lately = game.observed(free, lately, rng)
+            tiles = self.tile(lately)
+            channel = self.family.act(scores, tiles)
+            heard = free[each, channel] & (rng.random(users) < game.rates[channel])
+            returns += heard
+            told[slot == h] = np.stack([tiles[each, channel], channel, heard], axis=1)[slot == h]
+            free = game._next(free, rng)
+        return told, returns
+
+    def returns(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> FloatArray:
+        """returns[i] of one episode each by user i under policy given[i] of the mixture."""
+        return self.play(mixture, given, rng)[1]
+
+
+def sensing_tiles(
+    rng: np.random.Generator,
+    *,
+    n_channels: int = 8,
+    horizon: int = 20,
+    memory: float = 0.8,
+    noise: float = 0.5,
+    tiles: int = 6,
+) -> SensingTiles:
+    """Spectrum access with sensed energies in tiles, of which one random slot is counted; see `SensingTiles`."""
+    game = sensing(rng, n_channels=n_channels, horizon=horizon, memory=memory, noise=noise)
+    return SensingTiles(game, checks.whole("tiles", tiles, least=1))
 
 
 def sensing(

@@ -17,10 +17,11 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.history import History
 from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP, UNIT, Units
-from shufflerl.population import CountPopulation, Population, ReturnPopulation, TrajectoryPopulation
+from shufflerl.population import CountPopulation, Population, ReturnPopulation, StepPopulation, TrajectoryPopulation
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.registry import Own
 from shufflerl.seeding import stream
+from shufflerl.steps import StepProblem
 
 #: Episodes of the policy deployed last, which are played after the run.
 FINAL_EPISODES = 100
@@ -81,7 +82,7 @@ class Setting:
         entries = (registry.entry(name) for name, registry in named.items())
         return tuple(entry for entry in entries if isinstance(entry, Own))
 
-    def environment(self, seed: int) -> MDP | envs.GymSimulator | envs.Player:
+    def environment(self, seed: int) -> envs.Environment:
         """The environment that a seed's run lives in."""
         return envs.make(self.env, checks.whole("seed", seed, least=0), **self.env_parameters)
 
@@ -110,7 +111,7 @@ class Run:
 class Prepared:
     """All that a seed's run needs, made and checked; nothing has been played yet."""
 
-    environment: MDP | envs.GymSimulator | envs.Player
+    environment: envs.Environment
     population: Population
     learner: learners.Learner
     privatizer: privatizers.Privatizer
@@ -131,6 +132,8 @@ def prepare(setting: Setting, seed: int) -> Prepared:
         population, optimal_value = CountPopulation(environment, seed), environment.optimal_value
     elif isinstance(environment, envs.Player):
         population, optimal_value = ReturnPopulation(environment, seed), None
+    elif isinstance(environment, envs.SensingTiles):
+        population, optimal_value = StepPopulation(environment, seed), None
     else:
         population, optimal_value = TrajectoryPopulation(environment, seed), None
     problem = environment.problem(setting.episodes)
@@ -146,6 +149,8 @@ def prepare(setting: Setting, seed: int) -> Prepared:
     if setting.liars:
         if not isinstance(environment, MDP):
             raise InvalidInputError("Liars must know the environment; choose one that has a transition table.")
+        if isinstance(learner.problem, StepProblem):
+            raise InvalidInputError("Liars tell whole episodes; choose a learner of tables.")
         population = attacks.LyingPopulation(environment, **setting.liars, episodes=setting.episodes, seed=seed)
         if setting.privatizer == "shuffle" and setting.privatizer_parameters.get("noise", "users") == "users":
             privatizer = attacks.Shouting(privatizer, population)
@@ -173,7 +178,7 @@ def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:
 
 
 def _final_return(environment: object, history: History, seed: int) -> float | None:
-    if not isinstance(environment, envs.Player):
+    if not isinstance(environment, envs.Player | envs.SensingTiles):
         return None
     last = history.mixture(len(history) - 1)
     given = np.full(FINAL_EPISODES, int(last.weights.argmax()))

@@ -15,6 +15,10 @@ LEARNERS = Registry(
     {
         "sdp-pe": Entry("shufflerl.learners.sdp_pe:SDPPE", "the paper's policy elimination in growing stages"),
         "optimistic": Entry("shufflerl.learners.optimistic:Optimistic", "optimism on denoised, pooled counts"),
+        "contextual-bandit": Entry(
+            "shufflerl.learners.contextual_bandit:ContextualBandit",
+            "one random step of each episode, where actions do not steer the state",
+        ),
         "policy-search": Entry(
             "shufflerl.learners.policy_search:PolicySearch", "linear or neural policies, compared by noisy returns"
         ),

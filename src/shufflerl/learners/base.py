@@ -21,6 +21,7 @@ from shufflerl.noise import Noise
 from shufflerl.policies import describe, parse
 from shufflerl.returns import ReturnProblem
 from shufflerl.seeding import Seed, stream
+from shufflerl.steps import StepProblem
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
 STATE_VERSION = 8
@@ -86,6 +87,11 @@ class Learner(ABC):
             raise InvalidInputError(
                 f"The problem is {problem!r}; expected a Problem, which is all that a learner may know: give "
                 "mdp.problem(episodes=...)."
+            )
+        if isinstance(problem, StepProblem) and StepProblem not in self.problems:
+            raise InvalidInputError(
+                f"The learner {self.name} needs a whole episode of each user, but here one random step is counted; use "
+                "the learner contextual-bandit."
             )
         self.problem = problem
         self.parameters = parameters

@@ -105,11 +105,11 @@ class SDPPE(Learner):
             raise InvalidInputError("radius=data judges single actions and needs policies=product.")
         if options["radius"] == "paper" and options["memory"] != "forget":
             raise InvalidInputError("radius=paper is proven for one stage's data and needs memory=forget.")
+        super().__init__(problem, seed, **options, **numbers)
         if problem.start is None:
             raise InvalidInputError(
                 "SDP-PE plans from the law of the first state, which this environment does not tell; use ucbvi."
             )
-        super().__init__(problem, seed, **options, **numbers)
         self.start: FloatArray = problem.start
         self.trace: list[StageRecord] = []  # of the stages done
         self._commits = options["last_stage"] == "commit"

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 
 from shufflerl.errors import InvalidInputError
-from shufflerl.mdp import Problem
+from shufflerl.mdp import MDP, Problem
 from shufflerl.network.node.reporting import Invitation, from_hex
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.agreement import NoiseBy, Terms
 from shufflerl.network.protocol.wire import Positive
 from shufflerl.privacy.accounting import Budget
 from shufflerl.returns import ReturnProblem
+from shufflerl.steps import step_law
 
 if TYPE_CHECKING:  # each role imports what it needs
     from shufflerl.network.coordinator.coordinator import Run
@@ -70,6 +71,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "sdp-pe": {"first": 34},  # of 102 users
     "ucbvi": {"batch": 100},
     "policy-search": {"first": 100},
+    "contextual-bandit": {"first": 100},
 }
 
 
@@ -120,7 +122,10 @@ class CoordinatorConfig(Config, frozen=True):
         from shufflerl import envs
 
         assert self.environment is not None
-        return envs.make(self.environment, 0, **self.environment_parameters).problem(self.episodes)
+        made = envs.make(self.environment, 0, **self.environment_parameters)
+        if isinstance(made, MDP) and self.learner == "contextual-bandit":
+            step_law(made)  # which refuses actions that steer
+        return made.problem(self.episodes)
 
 
 class NodeConfig(Config, frozen=True):

@@ -23,7 +23,7 @@ from shufflerl.mdp import MDP, Mixture
 from shufflerl.network import roles
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.planning import mixture_value
-from shufflerl.policies import Network
+from shufflerl.policies import Network, Scores
 from shufflerl.registry import nearest
 
 DELTA = 1e-5
@@ -61,6 +61,7 @@ class Demo:
             "sdp-pe": f"first = {-(-smallest // 3)}",  # a stage has three times as many
             "ucbvi": f"batch = {max(smallest, self.users // 11)}",
             "policy-search": f"first = {smallest}",
+            "contextual-bandit": f"first = {smallest}",
         }
         if self.learner not in few:
             raise UnknownNameError(f"The demonstration has no learner {self.learner!r}.{nearest(self.learner, few)}")
@@ -70,8 +71,12 @@ class Demo:
 def chosen(users: int | None, env: str, learner: str | None, **others: Any) -> Demo:
     """A demonstration of what was chosen; the rest goes by the environment."""
     made = envs.make(env, 0)
-    if not isinstance(made, MDP | envs.Player):
+    if isinstance(made, envs.GymSimulator):
         raise InvalidInputError(f"{env} has no table of its transitions; the demonstration cannot tell what is best.")
+    if isinstance(made, envs.SensingTiles):
+        if learner not in (None, "contextual-bandit"):
+            raise InvalidInputError(f"One random step of {env} is counted; use the learner contextual-bandit.")
+        return Demo(users or RETURN_USERS, env, "contextual-bandit", **others)
     returns = isinstance(made, envs.Player)
     if returns and learner not in (None, "policy-search"):
         raise InvalidInputError(
@@ -283,16 +288,14 @@ def _value(env: str, mixture: Mixture) -> dict[str, float | None]:
     if isinstance(made, MDP):
         learned = mixture_value(made, mixture)
         return {"learned": learned, "random": _random_value(made), "optimal": made.optimal_value}
-    assert isinstance(made, envs.Player)
+    assert isinstance(made, envs.Player | envs.SensingTiles)
     rng = np.random.default_rng()
     given = rng.choice(len(mixture.weights), size=JUDGED, p=mixture.weights)
-    drawn = Mixture(
-        rng.standard_normal((JUDGED, mixture.policies.shape[1])), np.full(JUDGED, 1 / JUDGED), mixture.family
-    )
+    drawn = Mixture(rng.standard_normal((JUDGED, *mixture.family.shape)), np.full(JUDGED, 1 / JUDGED), mixture.family)
     return {
         "learned": float(made.returns(mixture, given, rng).mean()),
         "random": float(made.returns(drawn, np.arange(JUDGED), rng).mean()),
-        "optimal": made.high,
+        "optimal": made.high if isinstance(made, envs.Player) else made.game.best_known(10 * JUDGED, rng),
     }
 
 
@@ -312,6 +315,9 @@ def policy_text(policy: dict[str, Any]) -> str:
     share, shown = policy["weights"][heaviest], policy["policies"][heaviest]
     if isinstance(family, Network):
         lines = _network_lines(family, shown)
+    elif isinstance(family, Scores):
+        lines = ["Rows are states, columns actions; the action whose state has the largest score is taken."]
+        lines += [f"state {x}: {' '.join(f'{score:.3f}' for score in row)}" for x, row in enumerate(shown[:20])]
     else:
         lines = ["Rows are steps, columns states, entries actions."]
         lines += [f"step {step}: {' '.join(str(action) for action in row)}" for step, row in enumerate(shown, 1)]

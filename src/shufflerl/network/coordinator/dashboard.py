@@ -11,7 +11,7 @@ import numpy as np
 
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network.coordinator.coordinator import Coordinator
-from shufflerl.policies import Network
+from shufflerl.policies import Network, Scores
 from shufflerl.returns import ReturnProblem
 
 #: States of the policy and batches of the chart that a page is sent, and inputs of a linear policy.
@@ -59,6 +59,8 @@ def _policy(run: Coordinator) -> dict[str, Any]:
     assert mixture is not None  # the first batch is planned before anything is shown
     if isinstance(mixture.family, Network):
         return _network(mixture, mixture.family)
+    if isinstance(mixture.family, Scores):
+        return _scores(mixture, mixture.family)
     assert isinstance(problem, Problem)
     action, share = mixture.modal_policy()
     return {
@@ -70,6 +72,20 @@ def _policy(run: Coordinator) -> dict[str, Any]:
         "action": action[:, :MAX_STATES].tolist(),
         "share": share[:, :MAX_STATES].round(4).tolist(),
     }
+
+
+def _scores(mixture: Mixture, family: Scores) -> dict[str, Any]:
+    """Scores of states (rows) and actions (columns) as [mean, deviation] over the policies."""
+    policies = mixture.policies.astype(np.float64)
+    mean = np.tensordot(mixture.weights, policies, axes=1)
+    deviation = np.sqrt(np.tensordot(mixture.weights, (policies - mean) ** 2, axes=1))
+    rows = [
+        {"name": f"State {x}", "cells": [[float(v), float(d)] for v, d in zip(mean[x], deviation[x], strict=True)]}
+        for x in range(min(family.states, MAX_STATES))
+    ]
+    shown = {"family": family.kind, "policies": len(policies), "inputs": family.actions, "actions": family.actions}
+    shown |= {"parameters": family.states * family.actions, "head": "scores", "layers": []}
+    return shown | {"columns": [f"Action {a}" for a in range(family.actions)], "rows": rows}
 
 
 def _network(mixture: Mixture, family: Network) -> dict[str, Any]:

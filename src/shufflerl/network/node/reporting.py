@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shufflerl import checks
-from shufflerl.arrays import IntArray, PolicyArray
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
 from shufflerl.counts import CountQuery, Trajectories
 from shufflerl.envs.playing import Interface, play_episode
 from shufflerl.errors import InvalidInputError, StorageError
@@ -28,7 +28,7 @@ from shufflerl.network.protocol import crypto, masking, wire
 from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, parse_announcement
 from shufflerl.network.protocol.crypto import VerifyKey
 from shufflerl.network.protocol.wire import Announcement, OpenBatch, Opening, ProblemError, Report, Transport
-from shufflerl.policies import Network
+from shufflerl.policies import Network, Scores
 from shufflerl.privacy import randomness
 from shufflerl.returns import ReturnQuery, Returns
 
@@ -158,6 +158,9 @@ def check_environment(env: Any, agreement: Agreement) -> None:
         except InvalidInputError as reason:
             raise UnacceptableError(f"{reason} This node does not take part.") from None
         return
+    if isinstance(mixture.family, Scores):
+        _check_tiles(env, mixture.family)
+        return
     needed = asked.actions if isinstance(asked, wire.Counts) else int(mixture.policies.max()) + 1
     states = getattr(getattr(env, "observation_space", None), "n", None)
     actions = getattr(getattr(env, "action_space", None), "n", None)
@@ -170,8 +173,22 @@ def check_environment(env: Any, agreement: Agreement) -> None:
         )
 
 
+def _check_tiles(env: Any, family: Scores) -> None:
+    """Refuse an environment with other states than these, one for all actions or one for each; or other actions."""
+    seen, actions = getattr(env, "observation_space", None), getattr(getattr(env, "action_space", None), "n", None)
+    states = getattr(seen, "n", None)
+    if (each := getattr(seen, "nvec", None)) is not None:
+        states = family.states if np.array_equal(each, np.full(family.actions, family.states)) else 0
+    if states not in (None, family.states, family.states - 1) or actions not in (None, family.actions):
+        raise UnacceptableError(
+            f"The batch is for {family.states} states and {family.actions} actions, but the environment has "
+            f"observations {seen} and {actions} actions; expected a Discrete space of as many states, or of one less "
+            "if it may end early, or a MultiDiscrete one of as many for each action. This node does not take part."
+        )
+
+
 def play(env: Environment, agreement: Agreement) -> Any:
-    """One episode under a policy drawn from the batch's mixture: its trajectory, or its return where that is asked.
+    """One episode under a policy drawn from the batch's mixture: its trajectory, a random step of it, or its return.
 
     An environment that ends early stays in the last state of the problem, where nothing is paid, as the Gymnasium
     bridge has it. A reward between 0 and 1 becomes a bit with that probability. What the batch has no counters for is
@@ -182,6 +199,8 @@ def play(env: Environment, agreement: Agreement) -> Any:
     (drawn,) = random.SystemRandom().choices(range(len(mixture.weights)), mixture.weights.tolist())
     if isinstance(agreement.query, ReturnQuery):
         return _returned(env, agreement, agreement.query, drawn)
+    if isinstance(agreement.announcement.query, wire.Steps):
+        return _random_step(env, agreement.announcement.query, mixture.policies[drawn])
     policy: PolicyArray = mixture.policies[drawn]
     try:
         return _episode(env, policy)
@@ -208,6 +227,30 @@ def _returned(env: Any, agreement: Agreement, query: ReturnQuery, drawn: int) ->
     except BaseException:  # whatever an environment raises, and if it asks the program to end
         log.warning("The episode failed; the least return is reported instead.", exc_info=True)
     return Returns([drawn], [0])
+
+
+def _random_step(env: Environment, asked: wire.Steps, scores: FloatArray) -> Trajectories:
+    """One step, drawn before the episode, which is played to its end; a failed one is reported as `play` says."""
+    family, told = Scores(asked.states, asked.actions), random.SystemRandom().randrange(asked.horizon)
+    ended = np.full(asked.actions, asked.states - 1)
+    try:
+        observation, _ = env.reset()
+        over = False
+        for step in range(asked.horizon):
+            states = ended if over else np.broadcast_to(np.asarray(observation, dtype=np.int64), asked.actions)
+            if not ((states >= 0) & (states < asked.states)).all():
+                _odd(f"The environment is in state {observation}; the batch is for {asked.states} states.")
+                states = np.where((states >= 0) & (states < asked.states), states, ended)
+            action, reward = int(family.act(scores, states)), 0.0
+            if not over:
+                observation, reward, terminated, truncated, _ = env.step(action)
+                over = bool(terminated or truncated)
+            if step == told:
+                reported = Trajectories([[int(states[action])]], [[action]], [[int(_bit(float(reward)))]])
+        return reported
+    except BaseException:  # whatever an environment raises, and if it asks the program to end
+        log.warning("The episode failed; a step in the first state is reported instead.", exc_info=True)
+    return Trajectories([[0]], [[int(family.act(scores, 0))]], [[0]])
 
 
 def _episode(env: Environment, policy: PolicyArray) -> Trajectories:

@@ -23,8 +23,9 @@ from shufflerl.network.protocol import crypto, masking, sources, wire
 from shufflerl.network.protocol.sources import Source
 from shufflerl.network.protocol.wire import Announcement, ProblemError, Reason, Transport
 from shufflerl.noise import NoiseSum, PoissonNoise
-from shufflerl.policies import Family, Table, describe, pack, parse, unpack
+from shufflerl.policies import Family, Scores, Table, describe, pack, parse, unpack
 from shufflerl.returns import ReturnProblem, ReturnQuery
+from shufflerl.steps import StepProblem
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
@@ -131,7 +132,8 @@ def announce(
 ) -> Announcement:
     """The announcement of a learner's batch; its noise as a mechanism has it, of users or of both servers.
 
-    Of returns the problem must be given too: it says how long episodes are, and in which range returns lie.
+    Of returns and of random steps the problem must be given too: it says how long episodes are, and in which range
+    returns lie.
     """
     query, mixture = batch.query, batch.mixture
     if isinstance(mixture.family, Table) and mixture.policies.max() >= 2**16:
@@ -151,8 +153,14 @@ def announce(
     )
 
 
-def _asked(query: Query, family: Family, problem: Problem | ReturnProblem | None) -> wire.Counts | wire.Returns:
+def _asked(
+    query: Query, family: Family, problem: Problem | ReturnProblem | None
+) -> wire.Counts | wire.Returns | wire.Steps:
     """A query as it is announced."""
+    if isinstance(family, Scores):
+        assert isinstance(problem, Problem)
+        steps = StepProblem.of(problem).steps
+        return wire.Steps(horizon=steps, states=family.states, actions=family.actions)
     if isinstance(query, CountQuery):
         return wire.Counts(
             horizon=query.horizon,
@@ -188,6 +196,9 @@ def _parse(announcement: Announcement, payload: bytes) -> Agreement:
     family: Family
     if isinstance(asked, wire.Counts):
         query, family = _counts(asked, users), Table(asked.horizon, asked.states)
+    elif isinstance(asked, wire.Steps):
+        query = CountQuery.everything(StepProblem(asked.horizon, asked.states, asked.actions, users))
+        family = Scores(asked.states, asked.actions)
     else:
         query, family = ReturnQuery(len(announcement.weights), tuple(asked.points)), _played(asked)
     mixture = Mixture(unpack(family, announcement.policies), announcement.weights, family)
@@ -221,6 +232,8 @@ def _counts(asked: wire.Counts, users: int) -> CountQuery:
 def _played(asked: wire.Returns) -> Family:
     """The family of the policies whose returns are compared; what else is asked must go with it."""
     family = parse(asked.family)
+    if isinstance(family, Scores):
+        raise InvalidInputError("Its policies are scores; expected tables or networks where returns are compared.")
     if isinstance(family, Table) and family.horizon != asked.horizon:
         raise InvalidInputError(f"Its tables are for {family.horizon} steps; expected {asked.horizon}, as it has.")
     ends = [end for end in (asked.low, asked.high) if end is not None]

@@ -144,20 +144,31 @@ class Returns(_Asked, frozen=True, kw_only=True, tag="returns"):
     high: float | None = None
 
 
+class Steps(_Asked, frozen=True, kw_only=True, tag="steps"):
+    """State, action and reward of one step, drawn at random out of `horizon`; policies are scores[x, a].
+
+    The counters are those of the rewards of a problem of one step.
+    """
+
+    horizon: Positive
+    states: Positive
+    actions: Positive
+
+
 class Announcement(Message, frozen=True, kw_only=True):
     """A batch the coordinator asks for; signed by it, relayed by the shuffler, checked by every node.
 
-    `policies` are little-endian: actions[m, h, x] of tables as 16-bit whole numbers, parameters[m, i] of networks as
-    32-bit floating-point ones, and none of them is infinite or nan. `tag_key` is the coordinator's HPKE key for this
-    batch. `attempt` grows when the batch came to nothing and is asked again. Of masked vectors up to `excludable` may
-    be left out of the sum, and with them the noise that their users added.
+    `policies` are little-endian: actions[m, h, x] of tables as 16-bit whole numbers, scores[m, x, a] and numbers[m, i]
+    of networks as 32-bit floating-point ones, and none of them is infinite or nan. `tag_key` is the coordinator's HPKE
+    key for this batch. `attempt` grows when the batch came to nothing and is asked again. Of masked vectors up to
+    `excludable` may be left out of the sum, and with them the noise that their users added.
     """
 
     task: TaskId
     batch: Number
     attempt: Number
     users: Positive
-    query: Counts | Returns
+    query: Counts | Returns | Steps
     policies: bytes
     weights: list[float]
     noise: NoiseByUsers | NoiseByServers

@@ -182,15 +182,16 @@ const RULES = {
   choice: "The action with the largest value is taken; action 0 has value 0.",
   score: "The same network scores what is observed of each action; the largest is taken.",
   box: "Each coordinate of an action is squashed into its range.",
+  scores: "The action whose state has the largest score is taken.",
 };
 
-/** What a network is made of: a linear one weight by weight, any other by its layers. */
+/** What a network is made of: a linear one weight by weight, any other by its layers. Scores as they are. */
 function showNetwork(policy) {
-  const what = policy.family === "linear" ? "linear" : `${policy.layers.join(" to ")} network`;
+  const what = { linear: "linear", scores: "scoring" }[policy.family] ?? `${policy.layers.join(" to ")} network`;
   const given = policy.policies > 1 ? `${count(policy.policies)} ${what} policies, drawn around one` : `One ${what} policy`;
   put("policy-note", `${given}: ${count(policy.inputs)} inputs, ${count(policy.actions)} ${policy.head === "box" ? "coordinates" : "actions"}. ${RULES[policy.head]}`);
   const rowed = (cells) => { const row = make("tr"); row.append(...cells); return row; };
-  const apart = policy.policies > 1 && policy.family === "linear";
+  const apart = policy.policies > 1 && policy.family !== "mlp";
   const most = Math.max(1e-9, ...policy.rows.flatMap((row) => row.cells.map(([value]) => Math.abs(value))));
   const cell = ([value, spread]) => {
     const shown = policy.rows.length && spread != null ? `a${Math.round((4 * Math.abs(value)) / most)}` : "a0";
@@ -203,7 +204,8 @@ function showNetwork(policy) {
   head.append(rowed([byLayer ? "Layer" : "Value of", ...policy.columns].map((name) => make("th", name, { scope: "col" }))));
   body.append(...policy.rows.map((row) => rowed([make("th", row.name, { scope: "row" }), ...row.cells.map(cell)])));
   const caption = byLayer ? "Size is the root mean square of a layer's numbers, apart that of how the policies differ in them."
-    : apart ? "The mean over the policies, and how far they are apart." : "A value is the sum of what is observed times these numbers, and the bias.";
+    : apart ? "The mean over the policies, and how far they are apart."
+    : policy.family === "scores" ? "The score of every state and action." : "A value is the sum of what is observed times these numbers, and the bias.";
   byId("policy").replaceChildren(make("caption", caption), head, body);
   byId("legend").replaceChildren();
 }
