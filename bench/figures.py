@@ -107,6 +107,8 @@ def liars() -> dict[str, Any]:
                 for attacks, when in ((poisoning.SPREAD, ""), ((poisoning.CROWD,), " first")):
                     attack, regrets = poisoning.worst(runs, env, source, share, attacks)
                     values[f"{name}/{share:.1%}{when}"] = _summary(regrets) | {"attack": attack}
+    for share in poisoning.SHARES:
+        values[f"riverswim/servers/{share:.1%} by lot"] = _summary(runs.regrets(poisoning.by_lot(share)))
     return {
         "episodes": poisoning.EPISODES,
         "epsilon": poisoning.BUDGET.epsilon,
@@ -261,6 +263,18 @@ def liars_table(figures: dict[str, Any]) -> list[str]:
     return [*_head("environment", "noise by", "nobody lies", *shares, *(f"{one}, all first" for one in shares)), *rows]
 
 
+def lots_table(figures: dict[str, Any]) -> list[str]:
+    """What liars cost who come first, by who is admitted."""
+    values = figures["poisoning"]["values"]
+    clean = values["riverswim/servers/none"]["mean"]
+    rows = []
+    for who, when in (("whoever comes first", "first"), (f"{poisoning.ADMISSION} times as many by lot", "by lot")):
+        own = [values[f"riverswim/servers/{share:.1%} {when}"] for share in poisoning.SHARES]
+        told = [f"{one['mean'] / clean:.2f} [{one['low'] / clean:.2f}, {one['high'] / clean:.2f}]" for one in own]
+        rows.append(f"| {who} | " + " | ".join(told) + " |")
+    return [*_head("a batch is open to", *(f"{share:.1%} lie, all first" for share in poisoning.SHARES)), *rows]
+
+
 def batches_table(figures: dict[str, Any]) -> list[str]:
     """What every number of batches loses, a table row for each K, budget and learner."""
     return _batches_rows(lambda name: text(figures, f"batches: {name}"), few.BUDGETS["full"], few.LINES)
@@ -304,6 +318,7 @@ TABLES = {
     "intervals": intervals_table,
     "learner": learner_table,
     "poisoning": liars_table,
+    "lots": lots_table,
     "batches": batches_table,
     "few": few_table,
     "deployed": deployed_table,

@@ -2,7 +2,8 @@
 
 Where the servers add the noise a liar sends one tag of each family and step; where users do, as many as its report may
 hold. Every attack of `shufflerl.attacks` is tried and the worst reported. In most, liars are a share of every batch; in
-an early crowd they are a share of all users and half of the first batches, which is told apart.
+an early crowd they are a share of all users and half of the first batches, which is told apart; where users are drawn
+by lot for every batch (`admission`) they are the first of those who are drawn.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ SOURCES = ("servers", "users")
 SHARES = {0.001: 1.1, 0.01: 1.4}
 CROWD = "early crowd"
 SPREAD = tuple(attack for attack in ATTACKS if attack != CROWD)
+#: How many times a batch's users are drawn for it, where that is by lot: on RiverSwim with noise by the servers.
+ADMISSION = 2
 #: RiverSwim with noise by the servers, and all others.
 SEEDS, FEWER_SEEDS = range(100), range(12)
 #: Of a batch where users add the noise: among fewer, a report would hold thousands of messages.
@@ -38,8 +41,16 @@ CROWD_OF_USERS = 100
 RUNS = Path("out/poisoning")
 
 
-def setting(env: str, source: str, epsilon: float = BUDGET.epsilon, attack: str = "", share: float = 0.0) -> Setting:
+def setting(
+    env: str,
+    source: str,
+    epsilon: float = BUDGET.epsilon,
+    attack: str = "",
+    share: float = 0.0,
+    admission: float | None = None,
+) -> Setting:
     """A run in which a share of the users lie, or none."""
+    how = {} if admission is None else {"admission": admission}
     return Setting(
         env=env,
         learner="optimistic",
@@ -49,7 +60,7 @@ def setting(env: str, source: str, epsilon: float = BUDGET.epsilon, attack: str 
         delta=BUDGET.delta,
         learner_parameters={"first": CROWD_OF_USERS} if attack and source == "users" else {},
         privatizer_parameters={"noise": source},
-        liars={"attack": attack, "share": share} if attack else {},
+        liars={"attack": attack, "share": share, **how} if attack else {},
     )
 
 
@@ -68,6 +79,11 @@ def attacked(env: str, source: str) -> list[Setting]:
     return [setting(env, source, attack=attack, share=share) for share in SHARES for attack in ATTACKS]
 
 
+def by_lot(share: float) -> Setting:
+    """An early crowd among users who are drawn by lot."""
+    return setting("riverswim", "servers", attack=CROWD, share=share, admission=ADMISSION)
+
+
 def measure(environments: Iterable[str] = ENVIRONMENTS, sources: Iterable[str] = SOURCES) -> Runs:
     """All runs; those that were made already are not made again."""
     cells = [
@@ -77,6 +93,7 @@ def measure(environments: Iterable[str] = ENVIRONMENTS, sources: Iterable[str] =
         for one in (clean(env, source), *attacked(env, source))
         for seed in seeds_of(env, source)
     ]
+    cells += [Cell(by_lot(share), seed) for share in SHARES for seed in SEEDS]
     for env, epsilons in (("riverswim", (1.0, 5.0)), ("bandit", (0.5, 1.0, 5.0))):
         pairs = [setting(env, source, epsilon) for source in SOURCES for epsilon in epsilons]
         cells += [Cell(one, seed) for one in pairs for seed in SEEDS]
@@ -141,11 +158,14 @@ def attacks(runs: Runs) -> list[Figure]:
         for source in SOURCES:
             honest = float(honestly(runs, env, source).mean())
             for share, times in SHARES.items():
-                for names in (SPREAD, (CROWD,)):
-                    name, regrets = worst(runs, env, source, share, names)
-                    ours = float(regrets.mean())
+                found = {names: worst(runs, env, source, share, names) for names in (SPREAD, (CROWD,))}
+                told = {name: float(regrets.mean()) for name, regrets in found.values()}
+                lots = f"{CROWD}, {ADMISSION} times a batch's users drawn by lot"
+                if bounded := (env, source) == ("riverswim", "servers"):
+                    told[lots] = float(runs.regrets(by_lot(share)).mean())
+                for name, ours in told.items():
                     what = f"{env}, {source}' noise, {share:.1%} liars: {name}"
-                    if (env, source) == ("riverswim", "servers"):
+                    if bounded and name != CROWD:
                         figures.append(Figure.at_most(times, what, "regret", ours, honest, "nobody lies"))
                     else:
                         figures.append(Figure(what, "regret", ours, honest, "nobody lies", "none", True))

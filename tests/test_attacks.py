@@ -82,6 +82,20 @@ def test_who_lies_early_stops_and_a_crowd_comes_first() -> None:
     assert [other for _, other in said] == [50, 50, 0, 0, 0, 0, 0, 0]
 
 
+def test_a_crowd_that_is_drawn_by_lot_is_no_larger_than_the_lot_allows() -> None:
+    """Twice the batch's users are drawn: a tenth of the batch while the liars last, and all of them in the end."""
+    mdp = environment("riverswim")
+    said = []
+    for seed in range(200):
+        population = LyingPopulation(mdp, "early crowd", 0.05, 2000, seed=seed, admission=2)
+        said.append([population.said[0] for index in range(20) if population.play(batch_of(mdp, 100, index))])
+    means = np.mean(said, axis=0)
+    assert abs(means[0] - 10) < 5 * np.sqrt(9 / 200)  # of seeds that are fixed
+    assert (np.diff(means) < 1).all()
+    assert (np.sum(said, axis=1) == 100).all()
+    assert np.max(said) <= 50
+
+
 @pytest.mark.parametrize("users", [100, 1000, 10_000])
 def test_a_report_holds_as_many_messages_as_the_networks(users: int) -> None:
     query = CountQuery.everything(environment("riverswim").problem(users))

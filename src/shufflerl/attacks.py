@@ -106,13 +106,20 @@ ATTACKS: dict[str, Callable[[MDP], Lie]] = {
 
 
 class LyingPopulation:
-    """Users of whom a share lie; each is counted once in each family and step, honest or not."""
+    """Users of whom a share lie; each is counted once in each family and step, honest or not.
 
-    def __init__(self, mdp: MDP, attack: str, share: float, episodes: int, seed: Seed) -> None:
+    With `admission` so many times the users of each batch are drawn for it, by lot among all who have not played, as
+    the network does it. Those who crowd are then the first of these, and not of all.
+    """
+
+    def __init__(
+        self, mdp: MDP, attack: str, share: float, episodes: int, seed: Seed, admission: float | None = None
+    ) -> None:
         self.mdp = mdp
         self.lie = ATTACKS[checks.choice("attack", attack, tuple(ATTACKS))](mdp)
         self.share = checks.real("share of liars", share, above=0, below=1, closed=True)
-        self._left = round(self.share * episodes)  # of those who crowd
+        self.admission = None if admission is None else checks.real("admission", admission, above=1, closed=True)
+        self._episodes, self._left = episodes, round(self.share * episodes)  # of those who crowd
         self._early = EARLY * episodes
         self._played = 0
         self._honest = CountPopulation(mdp, seed)
@@ -124,7 +131,7 @@ class LyingPopulation:
     def play(self, batch: Batch) -> Counts:
         """Let honest users play, and liars say what they like."""
         if self.lie.crowded:
-            liars = min(self._left, int(batch.users * MOST_CROWDED))
+            liars = min(self._drawn(batch.users), int(batch.users * MOST_CROWDED))
             self._left -= liars
         else:
             liars = int(self._rng.binomial(batch.users, self.share))
@@ -140,6 +147,13 @@ class LyingPopulation:
             lies = self._liars.play(replace(batch, users=liars, mixture=mixture)).values
         self.said = liars, lies
         return Counts(batch, values + lies, earned)
+
+    def _drawn(self, users: int) -> int:
+        """How many of the liars who are left may take part in a batch of so many users."""
+        if self.admission is None:
+            return self._left
+        share = min(1.0, self.admission * users / (self._episodes - self._played))
+        return int(self._rng.binomial(self._left, share))
 
 
 class Shouting(Privatizer):

@@ -49,6 +49,12 @@ def test_the_first_seed_with_liars_is_what_the_code_gives(source: str, share: fl
     assert regret == pytest.approx(shown["first"], rel=1e-4), AGAIN
 
 
+def test_the_first_seed_by_lot_is_what_the_code_gives() -> None:
+    shown = FIGURES["poisoning"]["values"]["riverswim/servers/1.0% by lot"]
+    regret = run_cell(Cell(poisoning.by_lot(0.01), poisoning.SEEDS[0])).regret
+    assert regret == pytest.approx(shown["first"], rel=1e-4), AGAIN
+
+
 @pytest.mark.parametrize(("line", "count"), [(OPTIMISTIC, 3), (OPTIMISTIC, 10), (SDP_PE, 5)])
 def test_the_first_seed_in_few_batches_is_what_the_code_gives(line: Line, count: int) -> None:
     shown = FIGURES["batches"]["values"][figures.batches_name(line, 1.0, 20_000, count)]

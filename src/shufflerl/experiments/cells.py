@@ -57,9 +57,8 @@ class Cell:
 def title(setting: Setting) -> str:
     """A setting in one line."""
     where = f"{described(setting.env, setting.env_parameters)}, {setting.episodes:,} episodes"
-    lying = (
-        f", liars ({described(setting.liars['attack'], {'share': setting.liars['share']})})" if setting.liars else ""
-    )
+    how = {key: value for key, value in setting.liars.items() if key != "attack"}
+    lying = f", liars ({described(setting.liars['attack'], how)})" if setting.liars else ""
     return f"{contender(setting)} on {where}{lying}"
 
 

@@ -88,6 +88,8 @@ def coordinator(
     honest_fraction: Annotated[float | None, typer.Option(help="Share of users relied on for noise.")] = None,
     transport: Annotated[HowSent | None, typer.Option(help="How reports travel.")] = None,
     excludable: Annotated[float | None, typer.Option(help="Share of masked vectors that may be left out.")] = None,
+    admission: Annotated[float | None, typer.Option(help="Draw so many times a batch's users by lot.")] = None,
+    enrolled: Annotated[int | None, count("Users to draw from; else `episodes`.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the learner; noise has none.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that open messages.")] = None,
     poll_seconds: Annotated[float | None, typer.Option(help="Seconds between looks at the shuffler.")] = None,

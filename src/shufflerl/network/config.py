@@ -85,6 +85,8 @@ class CoordinatorConfig(Config, frozen=True):
     honest_fraction: float = 1.0
     transport: Literal["auto", "tags", "sums"] = "tags"
     excludable: float = 0.01
+    admission: float | None = None
+    enrolled: int | None = None
     learner: str = "optimistic"
     learner_parameters: dict[str, Any] = {}
     environment: str | None = None
@@ -112,6 +114,8 @@ class CoordinatorConfig(Config, frozen=True):
             self.transport,
             self.excludable,
             self.noise,
+            self.admission,
+            self.enrolled,
         )
 
     def _problem(self) -> Problem | ReturnProblem:

@@ -31,6 +31,8 @@ DELTA = 1e-5
 TABLE_USERS, RETURN_USERS = 5000, 3000
 #: Fresh episodes that a policy is judged by where there is no table of its environment.
 JUDGED = 100
+#: How many times a batch's users are drawn for it: all are on line, so half as many would do.
+ADMISSION = 2
 # Of every batch, in the figures.
 _SHOWN = ("batch", "users", "transport", "messages", "noise", "noise_sd")
 
@@ -158,7 +160,7 @@ def system(setting: Demo, folder: Path, environment: dict[str, str] | None = Non
             *("coordinator", str(settings), "--folder", str(folder / "coordinator"), "--listen", "127.0.0.1:0"),
             *("--shuffler", shuffler_at, "--environment", setting.env, "--learner", setting.learner, *budget),
             *("--episodes", str(setting.users), "--seed", str(setting.seed), "--transport", setting.transport),
-            *("--noise", setting.noise),
+            *("--noise", setting.noise, "--admission", str(ADMISSION)),
             *("--workers", workers, "--poll-seconds", "0.05"),
         )
         coordinator_said = coordinator.heard()

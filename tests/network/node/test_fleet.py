@@ -103,6 +103,31 @@ def test_a_fleet_whose_token_was_spent_elsewhere_says_so(place: Place) -> None:
     assert place.accepted == 1
 
 
+@pytest.mark.usefixtures("here")
+def test_a_fleet_sends_those_who_are_drawn(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """One who is drawn, among three who are not: they wait, as the batch wants another, and are not charged."""
+    place.abort()
+    place.announce(0, 1, drawn=0.3)
+    found: dict[bool, list[bytes]] = {True: [], False: []}
+    while not found[True] or len(found[False]) < 3:
+        token = place.world.mint()
+        found[place.world.checked().draws(token, 0)].append(token)
+    (drawn, *_), others = found[True], found[False][:3]
+    with fleet(place, [*others, drawn]) as nodes:
+
+        async def until_told() -> None:
+            running = asyncio.create_task(nodes.run())
+            while "drawn for batch 0" not in caplog.text:
+                await asyncio.sleep(0.05)
+            nodes.stop()
+            await running
+
+        asyncio.run(asyncio.wait_for(until_told(), PATIENCE))
+        assert (nodes.verdicts, nodes.unused, nodes.over) == ({"accepted": 1}, 3, False)
+        assert len(nodes._ledger.releases) == 1
+    assert place.world.store.unfinished()[0].accepted == 1
+
+
 def test_a_folder_of_one_run_is_refused_for_another(place: Place) -> None:
     """What its users have spent would not be added up."""
     with fleet(place, []):

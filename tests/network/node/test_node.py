@@ -303,6 +303,26 @@ def test_waiting_has_an_end(place: Place) -> None:
     node.close()
 
 
+def test_a_node_that_is_not_drawn_waits_says_so_once_and_is_charged_for_nothing(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.abort()
+    place.announce(0, 1, drawn=1e-12)
+    node = place.node("a")
+    with pytest.raises(TimeLimitError, match="batch 0 is open, and this node is not drawn for it"):
+        node.participate(timeout=1.0)
+    assert [text for text in caplog.messages if "drawn" in text] == [
+        "No token left here is drawn for batch 0; users are drawn by lot, for each batch anew."
+    ]
+    asked = [sent.line.rpartition("/")[2] for sent in place.sent]
+    assert asked.count("status") > asked.count("batch") == 1  # what is known is not fetched again
+    assert releases(place.folder / "a" / "ledger.db") == []
+    place.abort()
+    place.announce(0, 2, drawn=0.999999)
+    assert node.participate() == Receipt(0, "accepted")
+    node.close()
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,19 @@ def test_the_upload_and_command_of_the_page() -> None:
         shown = VECTORS[name]
         command = Command(**{**shown, "task": bytes.fromhex(shown["task"]), "action": wire.Action(shown["action"])})
         assert wire.encode(command) == vector(f"{name}_encoded")
+
+
+def test_the_lot_of_the_page() -> None:
+    shown, plain = VECTORS["lots"], wire.decode(Announcement, vector("announcement_encoded"))
+    encoded, key = bytes.fromhex(shown["announcement_encoded"]), bytes.fromhex(shown["envelope_key"])
+    assert encoded == wire.encode(msgspec.structs.replace(plain, drawn=shown["drawn"]))
+    meaning = parse_announcement(encoded)
+    assert (meaning.digest.hex(), meaning.drawn) == (shown["announcement_digest"], shown["drawn"])
+    assert key == wire.decode(Opening, vector("opening_encoded")).envelope_key
+    text = b"shufflerl/1/lot\0" + key + vector("token")[:16]
+    assert hashlib.sha256(text).hexdigest()[:16] == shown["lot"] == f"{crypto.lot(key, vector('token')):016x}"
+    drawn = [meaning.draws(key, vector("token"), extensions) for extensions in range(4)]
+    assert drawn == shown["drawn_with_extensions"] == [False, True, True, True]
 
 
 def test_the_masked_vector_of_the_page() -> None:

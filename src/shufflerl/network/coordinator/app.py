@@ -203,6 +203,7 @@ class CoordinatorServer:
             "batch": None if pending is None else pending[0],
             "attempt": None if pending is None else pending[1],
             "noise": run.run.noise,
+            "drawn": None if meaning is None else meaning.drawn,
             "transport": None if meaning is None else meaning.transport,
             "transport_costs": None if meaning is None else costs.in_words(meaning.source),
             "batches_learned": batches,
@@ -242,6 +243,9 @@ class CoordinatorServer:
             return f"Batch {self._status['batch']} is being announced to the shuffler."
         if status.state == State.open:
             more = f"; it was extended {status.extensions} times" if status.extensions else ""
+            share = min(1.0, self._status["drawn"] * 2.0 ** min(status.extensions, 64))
+            if share < 1:
+                more += f"; {share:.1%} of all users are drawn for it, and twice as many then"
             return (
                 f"Batch {status.batch} waits for users: {status.accepted:,} of {status.users:,} reports are in, "
                 f"{status.users - status.accepted:,} are missing. In {_lasting(status.seconds_left)} its time is "

@@ -59,7 +59,8 @@ class Run:
 
     `noise`: who adds it; `honest_fraction`: the share of users who do, where users add it; `transport`: how reports
     travel, "auto" whatever is cheaper for each batch; `excludable`: the share of masked vectors that may be left out of
-    a sum; where users add the noise all others make up for theirs.
+    a sum; where users add the noise all others make up for theirs. `admission`: how many times the users of a batch are
+    drawn for it by lot, of all who are `enrolled` and have not played; without it, whoever comes first takes part.
     """
 
     problem: Problem | ReturnProblem
@@ -71,6 +72,8 @@ class Run:
     transport: Literal["auto", "tags", "sums"] = "tags"
     excludable: float = 0.01
     noise: NoiseBy = "servers"
+    admission: float | None = None
+    enrolled: int | None = None
 
     def __post_init__(self) -> None:
         checks.choice("noise", self.noise, ("users", "servers"))
@@ -86,7 +89,25 @@ class Run:
                 f"excludable is {self.excludable:g}; expected less than the honest fraction, {self.honest_fraction:g}: "
                 "somebody's noise must be left to rely on."
             )
+        if self.admission is not None:
+            checks.real("admission", self.admission, above=1, closed=True)
+        elif self.enrolled is not None:
+            raise InvalidInputError(
+                f"enrolled is {self.enrolled}, but nobody is drawn among them; set admission too, such as 2."
+            )
+        if self.enrolled is not None:
+            checks.whole("enrolled", self.enrolled, least=self.problem.episodes)
         warn_if_weak(self.budget, self.problem.episodes)
+
+    def drawn(self, users: int, played: int, attempt: int) -> float:
+        """The share of all tokens that is drawn for a batch of so many users, after so many have played.
+
+        Twice as many at each attempt: of those who were drawn before too few came.
+        """
+        if self.admission is None:
+            return 1.0
+        left = (self.enrolled or self.problem.episodes) - played
+        return min(1.0, self.admission * users * 2.0 ** min(attempt, 64) / left)
 
     @property
     def identity(self) -> str:
@@ -103,6 +124,7 @@ class Run:
                 "excludable": self.excludable,
                 "noise": self.noise,
                 "seed": self.seed,
+                **({} if self.admission is None else {"admission": self.admission, "enrolled": self.enrolled}),
             },
             sort_keys=True,
         )
@@ -214,6 +236,8 @@ class Coordinator:
         if transport == Transport.sums:
             excludable = int(self.run.excludable * batch.users)
             noise = self.run.mechanism(excludable / batch.users).noise(batch.query)
+        before = "SELECT COALESCE(SUM(users), 0) FROM batches WHERE number < ?"
+        (played,) = self._db.execute(before, (batch.index,)).fetchone()
         announcement = agreement.announce(
             batch,
             noise,
@@ -223,6 +247,7 @@ class Coordinator:
             transport=transport,
             excludable=excludable,
             problem=self.run.problem,
+            drawn=self.run.drawn(batch.users, played, attempt),
         )
         signed = self.identity.sign(announcement)
         # What everybody would refuse is not stored, and so not announced.

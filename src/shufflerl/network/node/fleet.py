@@ -1,8 +1,8 @@
 """Many nodes in one process, for load and for demonstrations: each has a token, an episode and a report of its own.
 
 Nodes of a fleet share one outbox and one ledger, and processes that play and seal. They answer each batch with as many
-nodes as it still wants. These are charged in small groups just before they play: told to stop, a fleet charges no
-others and finishes what it began.
+nodes as it still wants, of those that are drawn for it. These are charged in small groups just before they play: told
+to stop, a fleet charges no others and finishes what it began.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shufflerl.network.node.outbox import Outbox, Parcel
 from shufflerl.network.node.reporting import Invitation
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Terms
-from shufflerl.network.protocol.wire import ProblemError, Reason, Report, State, Upload
+from shufflerl.network.protocol.wire import BatchStatus, ProblemError, Reason, Report, State, Upload
 from shufflerl.network.stores.commits import GroupCommit
 from shufflerl.network.web import contact
 from shufflerl.network.workers import pool
@@ -67,8 +67,8 @@ class Fleet:
         self._settled = GroupCommit(self._settle)
         self._poll = poll
         self._contact = contact.Contact(invitation.task, invitation.shuffler)
-        self._waiting: list[str] = []
-        self._looking: asyncio.Task[tuple[int, bytes] | None] | None = None
+        self._waiting: dict[str, None] = {}  # in order
+        self._looking: asyncio.Task[tuple[list[str], bytes] | None] | None = None
         self.stopped = self.over = False
         self.lost = self.undelivered = 0
         self.verdicts: Counter[str] = Counter()
@@ -79,7 +79,7 @@ class Fleet:
         task = self._invitation.task
         used = {parcel.node: parcel for parcel in self._outbox.of_run(task)}
         charged = set(self._ledger.releases)
-        self._waiting = [node for node in self._tokens if self._charge_name(node) not in charged]
+        self._waiting = {node: None for node in self._tokens if self._charge_name(node) not in charged}
         if crashed := len(self._tokens) - len(self._waiting) - len(used.keys() & self._tokens.keys()):
             contact.log.warning(
                 "%s tokens were charged by a process that was killed before their reports were on disk; they have had "
@@ -124,40 +124,51 @@ class Fleet:
         """Whether other nodes may begin: not when told to stop, nor after refusals as not issued alone."""
         return not self.stopped and set(self.verdicts) != {f"refused: {Reason.unauthorized}"}
 
-    async def _wanted(self, client: httpx2.AsyncClient) -> tuple[int, bytes] | None:
-        """Wait for a batch that wants reports: how many, and the batch; None if the run is over."""
+    async def _wanted(self, client: httpx2.AsyncClient) -> tuple[list[str], bytes] | None:
+        """Wait for a batch that wants reports of nodes here: which, and the batch; None if the run is over."""
         backoff = Backoff(first=self._poll, limit=2.0)
+        task, in_vain = self._invitation.task.hex(), None
         while True:
             try:
-                wanted, batch = await self._open_batch(client)
+                status = contact.status(await client.get(f"/v1/tasks/{task}/status"))
+                # Who was not drawn stays so until there is another batch, or this one is given more time.
+                lots, batch = (status.batch, status.attempt, status.extensions), b""
+                if status.state == State.open and status.accepted < status.users and lots != in_vain:
+                    batch = contact.content(await client.get(f"/v1/tasks/{task}/batch"))
             except (httpx2.HTTPError, ProblemError) as reason:
                 self._contact.failed(reason)
                 await asyncio.sleep(backoff.wait())
                 continue
             self._contact.answered()
             backoff.reset()
-            if wanted is None:
+            if status.state == State.finished:
                 return None
-            if wanted > 0:
-                return wanted, batch
+            if batch:
+                if drawn := self._drawn(status, batch):
+                    return drawn, batch
+                in_vain = lots
             await asyncio.sleep(self._poll)
 
-    async def _open_batch(self, client: httpx2.AsyncClient) -> tuple[int | None, bytes]:
-        """How many reports the current batch wants, None if the run is over; and that batch."""
-        task = self._invitation.task.hex()
-        status = contact.status(await client.get(f"/v1/tasks/{task}/status"))
-        if status.state != State.open:
-            return None if status.state == State.finished else 0, b""
-        return status.users - status.accepted, contact.content(await client.get(f"/v1/tasks/{task}/batch"))
+    def _drawn(self, status: BatchStatus, batch: bytes) -> list[str]:
+        """As many nodes as the batch still wants, of those that are drawn for it."""
+        checked = checked_batch(batch, self._invitation)
+        if not checked.is_of(status):  # it is over already
+            return []
+        drawn = (node for node in self._waiting if checked.draws(self._tokens[node], status.extensions))
+        if not (some := list(itertools.islice(drawn, status.users - status.accepted))):
+            self._contact.not_drawn(status.batch)
+        return some
 
-    async def _answer(self, client: httpx2.AsyncClient, wanted: int, batch: bytes, progress: Progress | None) -> None:
-        """Let so many nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
+    async def _answer(
+        self, client: httpx2.AsyncClient, nodes: list[str], batch: bytes, progress: Progress | None
+    ) -> None:
+        """Let these nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
         agreement = checked_batch(batch, self._invitation).agreement
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._pool, check, self._env, self._parameters, batch, self._invitation)
         await asyncio.to_thread(self._terms.check, agreement)
         announcement = agreement.announcement
-        charged = self._charged(wanted, self._terms.charge(agreement))
+        charged = self._charged(nodes, self._terms.charge(agreement))
         playing = asyncio.Semaphore(2 * self._workers)  # what keeps the workers busy, and is soon done
 
         async def take_turns() -> None:
@@ -175,15 +186,16 @@ class Fleet:
 
         await self._all(take_turns() for _ in range(self._at_once))
 
-    def _charged(self, wanted: int, cost: Charge) -> Iterator[str]:
-        """Nodes that wait, each to play at once: charged in growing groups, when the first of a group is asked for."""
+    def _charged(self, nodes: list[str], cost: Charge) -> Iterator[str]:
+        """These nodes, each to play at once: charged in growing groups, when the first of a group is asked for."""
         for size in itertools.chain((2,), itertools.repeat(GROUP * self._workers)):
-            group = self._waiting[: min(size, wanted)] if self._begins else []
+            group, nodes = (nodes[:size], nodes[size:]) if self._begins else ([], [])
             if not group:
                 return
             self._ledger.record_all([self._charge_name(node) for node in group], cost)
-            del self._waiting[: len(group)]
-            wanted, self.lost = wanted - len(group), self.lost + len(group)
+            for node in group:
+                del self._waiting[node]
+            self.lost += len(group)
             yield from group
 
     def _charge_name(self, node: str) -> str:

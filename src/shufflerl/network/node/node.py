@@ -117,8 +117,9 @@ class Node:
         self._contact = contact.Contact(invitation.task, invitation.shuffler)
 
     def participate(self, *, timeout: float = 3600.0) -> Receipt:
-        """Wait for a batch with room, play, and report. Called again after a crash, it sends what it had prepared.
+        """Wait for a batch with room that this node is drawn for, play, and report.
 
+        Called again after a crash, it sends what it had prepared.
         Raises `RunOverError` where the run ended without this node.
         """
         deadline = time.monotonic() + timeout
@@ -134,6 +135,7 @@ class Node:
     def _wait_for_batch(self, deadline: float) -> Checked:
         backoff = Backoff(limit=5.0)
         task = self._invitation.task.hex()
+        offered: Checked | None = None
         while True:
             try:
                 status = contact.status(self._client.get(f"/v1/tasks/{task}/status"))
@@ -142,12 +144,18 @@ class Node:
                         f"The run is over: batch {status.batch} was its last, and this node was in none. It played and "
                         "spent nothing."
                     )
-                if status.state == State.open and status.accepted < status.users:
-                    batch = wire.decode(OpenBatch, contact.content(self._client.get(f"/v1/tasks/{task}/batch")))
-                    self._contact.answered()
-                    return check_signatures(self._invitation, batch)
-                self._contact.answered()
                 trouble = f"batch {status.batch} is {status.state}"
+                if status.state == State.open and status.accepted < status.users:
+                    if offered is None or not offered.is_of(status):
+                        batch = wire.decode(OpenBatch, contact.content(self._client.get(f"/v1/tasks/{task}/batch")))
+                        offered = check_signatures(self._invitation, batch)
+                    if offered.is_of(status):
+                        if offered.draws(self._token, status.extensions):
+                            self._contact.answered()
+                            return offered
+                        trouble = f"{trouble}, and this node is not drawn for it"
+                        self._contact.not_drawn(status.batch)
+                self._contact.answered()
             except (httpx2.HTTPError, ProblemError) as reason:
                 problem = self._contact.failed(reason)
                 if problem.reason == Reason.unauthorized:

@@ -130,6 +130,15 @@ class Checked:
     agreement: Agreement
     envelope_key: bytes
 
+    def is_of(self, status: wire.BatchStatus) -> bool:
+        """Whether it is this batch that is told of."""
+        announcement = self.agreement.announcement
+        return (announcement.batch, announcement.attempt) == (status.batch, status.attempt)
+
+    def draws(self, token: bytes, extensions: int) -> bool:
+        """Whether the token is drawn for the batch, which was given more time so often."""
+        return self.agreement.draws(self.envelope_key, token, extensions)
+
 
 def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
     """The batch, if coordinator and shuffler both signed it and it is of the run the node was invited to."""

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
 
 from shufflerl import checks
@@ -91,6 +92,19 @@ class Agreement:
         return self.announcement.transport
 
     @property
+    def drawn(self) -> float:
+        """The share of all tokens that may take part."""
+        drawn = self.announcement.drawn
+        return 1.0 if drawn is msgspec.UNSET else drawn
+
+    def draws(self, envelope_key: bytes, token: bytes, extensions: int) -> bool:
+        """Whether a token may take part: nodes and shufflers find the same.
+
+        Twice as many may each time that the batch is given more time, the former among them: it fills at last.
+        """
+        return crypto.lot(envelope_key, token) >> extensions < self.drawn * 2**64
+
+    @property
     def min_users(self) -> int:
         """The fewest users whose reports are released together: all but those who may be excluded."""
         return self.announcement.users - self.announcement.excludable
@@ -129,6 +143,7 @@ def announce(
     transport: Transport = Transport.tags,
     excludable: int = 0,
     problem: Problem | ReturnProblem | None = None,
+    drawn: float = 1.0,
 ) -> Announcement:
     """The announcement of a learner's batch; its noise as a mechanism has it, of users or of both servers.
 
@@ -150,6 +165,7 @@ def announce(
         tag_key=tag_key,
         transport=transport,
         excludable=excludable,
+        drawn=drawn if drawn < 1 else msgspec.UNSET,
     )
 
 

@@ -222,6 +222,14 @@ def report_id(task: bytes, token: bytes) -> bytes:
     return hashlib.sha256(name).digest()[: wire.REPORT_ID_BYTES]
 
 
+def lot(envelope_key: bytes, token: bytes) -> int:
+    """A token's lot in a batch, uniform below 2^64: by the key that the shuffler draws once the batch is announced.
+
+    So whoever announces cannot try announcements until the lots are as it likes, and nobody knows them beforehand.
+    """
+    return int.from_bytes(hashlib.sha256(_PREFIX + b"lot\0" + envelope_key + token[: wire.NONCE_BYTES]).digest()[:8])
+
+
 def read_secret(path: Path) -> bytes:
     """A file that its owner alone can read; a secret that others may have read is refused."""
     try:

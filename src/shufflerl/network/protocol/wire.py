@@ -51,6 +51,7 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=VERSION)]
+Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -161,7 +162,8 @@ class Announcement(Message, frozen=True, kw_only=True):
     `policies` are little-endian: actions[m, h, x] of tables as 16-bit whole numbers, scores[m, x, a] and numbers[m, i]
     of networks as 32-bit floating-point ones, and none of them is infinite or nan. `tag_key` is the coordinator's HPKE
     key for this batch. `attempt` grows when the batch came to nothing and is asked again. Of masked vectors up to
-    `excludable` may be left out of the sum, and with them the noise that their users added.
+    `excludable` may be left out of the sum, and with them the noise that their users added. Of all tokens the share
+    `drawn` may take part, by lot (see `Agreement.draws`); where it is not said, everybody may.
     """
 
     task: TaskId
@@ -175,6 +177,7 @@ class Announcement(Message, frozen=True, kw_only=True):
     tag_key: Key
     transport: Transport
     excludable: Number
+    drawn: Share | msgspec.UnsetType = msgspec.UNSET
 
 
 class Opening(Message, frozen=True, kw_only=True):
@@ -276,6 +279,7 @@ class Reason(StrEnum):
     too_many_messages = "too-many-messages"
     undecryptable = "undecryptable"
     unauthorized = "unauthorized"
+    not_drawn = "not-drawn"
     duplicate = "duplicate"
     replayed = "replayed"
     late = "late"
@@ -300,6 +304,7 @@ _ABOUT: dict[Reason, tuple[int, str]] = {
     Reason.too_many_messages: (400, "The batch asks for longer reports than are taken here"),
     Reason.undecryptable: (400, "The envelope was not sealed to this batch"),
     Reason.unauthorized: (403, "The token or signature is not valid here"),
+    Reason.not_drawn: (403, "This token is not drawn for the batch"),
     Reason.duplicate: (200, "This very report is in already"),
     Reason.replayed: (409, "This token has been used in this run"),
     Reason.late: (409, "The batch takes no more reports"),

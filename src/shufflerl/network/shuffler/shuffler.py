@@ -315,6 +315,16 @@ class Shuffler:
         token, _ = mixing.opened(agreement, key, report.report_id, report.envelope)
         if not crypto.enrolled(self._enrolment, token) or crypto.report_id(id.task, token) != report.report_id:
             raise ProblemError(Reason.unauthorized, "The token in the envelope was not issued here for this report.")
+        envelope_key = key.public_key().public_bytes_raw()
+        if not agreement.draws(envelope_key, token, batch.extensions):
+            now = self._latest(id.task)  # another process with the same store may just have given the batch more time
+            if now.id == id and agreement.draws(envelope_key, token, now.extensions):
+                return
+            raise ProblemError(
+                Reason.not_drawn,
+                f"Of all tokens {agreement.drawn:.2g} are drawn for batch {id.number}, and this one is not; it is not "
+                "spent. Wait for the next batch.",
+            )
 
     # Its own noise.
 

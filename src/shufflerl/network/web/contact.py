@@ -78,6 +78,7 @@ class Contact:
         self._task, self._at = task, at
         self._heard = time.monotonic()
         self._warned: Reason | None = None
+        self._told_of_lots = False
 
     def answered(self) -> None:
         """All is well."""
@@ -92,6 +93,12 @@ class Contact:
             self._warned = problem.reason
             log.warning("%s It is tried again.", self._sentence(problem))
         return problem
+
+    def not_drawn(self, batch: int) -> None:
+        """Of a batch that is open none here may take part."""
+        if not self._told_of_lots:
+            self._told_of_lots = True
+            log.warning("No token left here is drawn for batch %d; users are drawn by lot, for each batch anew.", batch)
 
     def _sentence(self, problem: ProblemError) -> str:
         if problem.reason == Reason.unreachable:
