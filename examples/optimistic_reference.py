@@ -72,7 +72,7 @@ def weigh(release: Release, start: Array, p: Array, u: Array) -> tuple[Array, ..
         here, variance = (m * p[h]).sum((1, 2)), (m * p[h] * (1 - p[h]) + m**2 * u[h] + p[h] ** 2 * v).sum((1, 2))
     moves, pays = np.zeros(p.shape), conserved.values[-2 * u.size :].reshape(*u.shape[:3], 2)
     moves[:-1] = conserved.values[: -2 * u.size].reshape(-1, *p.shape[1:])  # the last step leads nowhere
-    m, noise = visits * batch.query.asked[..., None, None, None], release.noise.variance / COUNTERS
+    m, noise = visits * batch.table_query.asked[..., None, None, None], release.noise.variance / COUNTERS
     w = ratio(m, noise + C.typical * m, 0.0)
     return visits, w * m, w**2 * m, w**2 * noise, w[0] * moves, w[1] * (visits + pays - pays[..., ::-1]) / 2
 

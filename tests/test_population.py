@@ -102,7 +102,7 @@ def test_users_are_conserved_from_step_to_step(users: int) -> None:
     batch = full_batch(mdp, users, random_mixture(mdp, 4, seed=0))
     values = CountPopulation(mdp, 0).play(batch).values
     assert values.dtype == np.int64
-    moves, pays = batch.query.scatter(values.astype(np.float64))
+    moves, pays = batch.table_query.scatter(values.astype(np.float64))
     tolerance = 0 if users < 2**53 else 1e-15  # beyond that, float tables lose parity; the counts themselves do not
     np.testing.assert_allclose(pays.sum(axis=(1, 2, 3)), users, rtol=tolerance)
     np.testing.assert_allclose(moves.sum(axis=(2, 3)), pays[:-1].sum(axis=(2, 3)), rtol=tolerance)
@@ -134,7 +134,7 @@ def test_what_users_earn_is_recorded_whatever_is_asked(population: type[CountPop
     everything = full_batch(mdp, 500)
     nothing_paid = replace(everything, query=CountQuery(mdp.problem(500), [0, 1], []))
     counts, asked = (population(mdp, 4).play(batch) for batch in (everything, nothing_paid))
-    assert asked.earned == counts.earned == everything.query.scatter(counts.values)[1][..., 1].sum() > 0
+    assert asked.earned == counts.earned == everything.table_query.scatter(counts.values)[1][..., 1].sum() > 0
 
 
 def test_same_seed_same_counts() -> None:

@@ -78,7 +78,7 @@ def test_sdp_pe_with_the_papers_constants(horizon: int, states: int, actions: in
         reward_steps: list[int],
     ) -> tuple[FloatArray, FloatArray, float]:
         release = next(told)
-        query = release.batch.query
+        query = release.batch.table_query
         assert (release.batch.users, query.transition_steps) == (users, tuple(transition_steps))
         assert query.reward_steps == tuple(reward_steps)
         assert weights.sum() == pytest.approx(1.0)
@@ -97,7 +97,7 @@ def test_sdp_pe_with_the_papers_constants(horizon: int, states: int, actions: in
         return np.asarray((visits[..., None] * np.eye(actions)[policies[:, step]]).max(axis=0))
 
     def stage_of(release: Release) -> int:
-        return sum(bool(one.batch.query.reward_steps) for one in learner.told[: release.batch.index])
+        return sum(bool(one.batch.table_query.reward_steps) for one in learner.told[: release.batch.index])
 
     stages = reference.sdp_pe(problem, replayed, np.random.default_rng(0))
     assert next(told, None) is None

@@ -166,7 +166,7 @@ class Shouting(Privatizer):
         """What honest users would have had released, and what liars send beyond one tag of each family and step."""
         release = self._inner.release(counts)
         liars, lies = self._population.said
-        query = counts.batch.query
+        query = counts.batch.table_query
         loudest = lies.copy()
         if query.reward_steps:
             loudest[: query.row_starts[-1]] = 0

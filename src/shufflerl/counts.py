@@ -383,20 +383,24 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a learner asks for: deploy this mixture to this many users and release these counters.
-
-    The query is a `Query`; whoever asked knows of which kind, and reads it as that.
-    """
+    """What a learner asks for: deploy this mixture to this many users and release these counters."""
 
     index: int
     users: int
     mixture: Mixture
-    query: Any
+    query: Query
 
     def __post_init__(self) -> None:
         checks.whole("batch index", self.index, least=0)
         checks.whole("users", self.users, least=1)
         self.query.check_fits(self.mixture)
+
+    @property
+    def table_query(self) -> CountQuery:
+        """The query, where it asks for transitions and rewards: what learners of tables read."""
+        if not isinstance(self.query, CountQuery):
+            raise ContractError(f"The batch asks for {type(self.query).__name__}; expected a CountQuery.")
+        return self.query
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,8 +466,7 @@ class Release:
     @cached_property
     def tables(self) -> tuple[FloatArray, FloatArray]:
         """The noisy counts as transitions[h, x, a, x'] and rewards[h, x, a, r], zero where nothing was asked."""
-        tables: tuple[FloatArray, FloatArray] = self.batch.query.scatter(self.values)
-        return tables
+        return self.batch.table_query.scatter(self.values)
 
     def check_answers(self, batch: Batch | None) -> None:
         """Refuse a release of another batch than the one a learner waits for."""

@@ -109,6 +109,7 @@ def _check_number(users: int) -> None:
 
 
 def _counted(batch: Batch, given: IntArray, returns: FloatArray, rng: np.random.Generator) -> Counts:
+    assert isinstance(batch.query, ReturnQuery)
     return Counts.of(batch, Returns.drawn(batch.query, given, returns, rng), float(returns.sum()))
 
 
@@ -149,7 +150,7 @@ class CountPopulation:
             pays,
         )
         earned = float(pays[..., 1].sum()) * (self.mdp.horizon // mdp.horizon)
-        return Counts(batch, query.collect(mdp.layout, moves, pays), earned)
+        return Counts(batch, batch.table_query.collect(mdp.layout, moves, pays), earned)
 
 
 class TrajectoryPopulation:

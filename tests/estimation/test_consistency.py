@@ -70,13 +70,15 @@ QUERIES = {
 
 def test_exact_counts_give_exact_visits() -> None:
     for batch in QUERIES.values():
-        counts = CountPopulation(RIVER if batch.query.horizon == 6 else random_mdp(8, 4, 4, sparse=True), 1).play(batch)
+        counts = CountPopulation(RIVER if batch.table_query.horizon == 6 else random_mdp(8, 4, 4, sparse=True), 1).play(
+            batch
+        )
         estimate = visits(released(counts, NoNoise(), np.random.default_rng(0))).estimate
-        transitions, rewards = batch.query.scatter(counts.values.astype(float))
-        for step in range(batch.query.horizon):
-            if step in batch.query.transition_steps:
+        transitions, rewards = batch.table_query.scatter(counts.values.astype(float))
+        for step in range(batch.table_query.horizon):
+            if step in batch.table_query.transition_steps:
                 np.testing.assert_array_equal(estimate[step], transitions[step].sum(axis=-1))
-            elif step in batch.query.reward_steps:
+            elif step in batch.table_query.reward_steps:
                 np.testing.assert_array_equal(estimate[step], rewards[step].sum(axis=-1))
             else:
                 assert np.isnan(estimate[step]).all()
@@ -90,7 +92,7 @@ def test_visits_are_unbiased_with_the_stated_variance(batch: Batch) -> None:
     found = [visits(released(nobody, law, rng)) for _ in range(draws)]
     variance = found[0].variance
     asked = ~np.isnan(variance)
-    steps = {*batch.query.transition_steps, *batch.query.reward_steps}
+    steps = {*batch.table_query.transition_steps, *batch.table_query.reward_steps}
     assert set(np.flatnonzero(asked.any(axis=(1, 2)))) == steps
     errors = np.stack([one.estimate[asked] for one in found])
     assert not np.isnan(errors).any()
@@ -107,7 +109,7 @@ def test_the_weights_are_the_best() -> None:
     rng = np.random.default_rng(2)
     release = Release(batch, rng.normal(size=batch.query.size), noise, noise.variance)
     transitions, rewards = release.tables
-    found, counted = visits(release), successors(batch.query)
+    found, counted = visits(release), successors(batch.table_query)
     assert len(np.unique(counted[:-1])) > 2
     np.testing.assert_array_equal(counted[-1], 0)
     for h, x, a in np.ndindex(3, 4, 2):
@@ -217,7 +219,7 @@ def test_gaussian_bound_is_exact() -> None:
 
 @pytest.mark.parametrize("batch", QUERIES.values(), ids=QUERIES)
 def test_precision_speaks_of_every_counter_and_every_estimate(batch: Batch) -> None:
-    query = batch.query
+    query = batch.table_query
     estimates = len({*query.transition_steps, *query.reward_steps}) * query.n_states * query.n_actions
     assert sum(sums(query).values()) == query.size + estimates
     variances = visits(Release(batch, np.zeros(query.size), GaussianNoise(1.0), 1.0)).variance
@@ -228,7 +230,7 @@ def test_precision_speaks_of_every_counter_and_every_estimate(batch: Batch) -> N
 
 
 def test_precision_falls_with_failure_and_grows_with_noise() -> None:
-    query = QUERIES["everything"].query
+    query = QUERIES["everything"].table_query
     values = [precision(PoissonNoise(50.0), query, failure) for failure in (0.9, 0.1, 1e-3, 1e-9, 1e-12, 1e-30)]
     assert values == sorted(values)
     noises = [precision(PoissonNoise(mean), query, FAILURE) for mean in (0.01, 1.0, 30.0, 9e4, 1.1e5, 1e12)]
@@ -237,14 +239,14 @@ def test_precision_falls_with_failure_and_grows_with_noise() -> None:
 
 def test_precision_is_at_least_one_without_privacy() -> None:
     for batch in QUERIES.values():
-        assert precision(NoNoise(), batch.query, FAILURE) == 1.0
-    assert precision(GaussianNoise(1e-6), QUERIES["everything"].query, FAILURE) == 1.0
+        assert precision(NoNoise(), batch.table_query, FAILURE) == 1.0
+    assert precision(GaussianNoise(1e-6), QUERIES["everything"].table_query, FAILURE) == 1.0
 
 
 @pytest.mark.parametrize("failure", [0.0, 1.0, -0.1, math.nan, "often"])
 def test_bad_failures_are_refused(failure: float) -> None:
     with pytest.raises(InvalidInputError, match="failure"):
-        precision(NoNoise(), QUERIES["everything"].query, failure)
+        precision(NoNoise(), QUERIES["everything"].table_query, failure)
 
 
 # --- The paper's program ---------------------------------------------------------------------------------------------
@@ -437,8 +439,8 @@ def at_most(failures: int, number: int, rate: float) -> bool:
 FULL = QUERIES["everything"]
 BUDGET = Budget(1.0, 1e-5)
 LAWS: dict[str, Noise] = {
-    "Poisson at epsilon 1": calibrate(BUDGET, FULL.query.changed_counters),
-    "Gaussian at epsilon 1": calibrate_gaussian(BUDGET, FULL.query.changed_counters),
+    "Poisson at epsilon 1": calibrate(BUDGET, FULL.table_query.changed_counters),
+    "Gaussian at epsilon 1": calibrate_gaussian(BUDGET, FULL.table_query.changed_counters),
     "fair binomial": BinomialNoise(1200, 0.5),
     "rare binomial": BinomialNoise(3000, 0.003),
 }
@@ -448,7 +450,7 @@ LAWS: dict[str, Noise] = {
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 def test_assumption_1_holds_at_its_rate(law: Noise) -> None:
     """The event that E is made for fails at about the stated rate, and wherever it holds, so does Assumption 1."""
-    number, limit = 2000, precision(law, FULL.query, FAILURE)
+    number, limit = 2000, precision(law, FULL.table_query, FAILURE)
     outside, failed = 0, 0
     for counts, release in runs(FULL, law, number):
         missed = beyond(counts, release, limit / 4)
@@ -469,7 +471,7 @@ def test_assumption_1_holds_for_every_query(name: str) -> None:
     batch, number = QUERIES[name], 600
     mdp = random_mdp(8, horizon=4, states=4, sparse=True) if name == "known support" else RIVER
     law = calibrate(BUDGET, batch.query.changed_counters)
-    limit = precision(law, batch.query, FAILURE)
+    limit = precision(law, batch.table_query, FAILURE)
     outside = 0
     for counts, release in runs(batch, law, number, mdp):
         missed = beyond(counts, release, limit / 4)
@@ -482,7 +484,7 @@ def test_assumption_1_holds_for_every_query(name: str) -> None:
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 def test_a_smaller_precision_fails(law: Noise) -> None:
     """At E/2 the noise is out of bounds nearly always, and Assumption 1 fails in more than the stated share of runs."""
-    number, half = 500, precision(law, FULL.query, FAILURE) / 2
+    number, half = 500, precision(law, FULL.table_query, FAILURE) / 2
     outside = sum(beyond(counts, release, half / 4) for counts, release in runs(FULL, law, number))
     wrong = sum(bool(shortcomings(counts, consistent(release, half))) for counts, release in runs(FULL, law, number))
     assert outside > 0.98 * number
@@ -508,7 +510,7 @@ def with_shares_of_all_states(private: PrivateCounts) -> PrivateCounts:
 def test_planted_faults_are_caught() -> None:
     batch = QUERIES["known support"]
     law = calibrate(BUDGET, batch.query.changed_counters)
-    limit, number = precision(law, batch.query, FAILURE), 100
+    limit, number = precision(law, batch.table_query, FAILURE), 100
     seen: dict[str, int] = {}
     for counts, release in runs(batch, law, number, random_mdp(8, horizon=4, states=4, sparse=True)):
         private = consistent(release, limit)
@@ -522,9 +524,9 @@ def test_planted_faults_are_caught() -> None:
 
 def test_without_privacy_counts_are_exact_up_to_the_added_half() -> None:
     for counts, release in runs(FULL, NoNoise(), 20):
-        private = consistent(release, precision(NoNoise(), FULL.query, FAILURE))
+        private = consistent(release, precision(NoNoise(), FULL.table_query, FAILURE))
         assert not shortcomings(counts, private)
-        transitions, rewards = FULL.query.scatter(counts.values.astype(np.float64))
+        transitions, rewards = FULL.table_query.scatter(counts.values.astype(np.float64))
         np.testing.assert_allclose(private.visits, rewards.sum(axis=-1) + 0.5, rtol=1e-12)
         np.testing.assert_allclose(private.transitions, transitions + 0.5 / 4, rtol=1e-12)
         np.testing.assert_array_equal(private.rewards, rewards[..., 1])
@@ -534,12 +536,12 @@ def test_unary_reports_are_covered_although_their_counters_are_not_independent()
     learner = learners.make("ucbvi", RIVER.problem(300), 1)
     population, outside = CountPopulation(RIVER, 4), 0
     privatizer = LocalSampled(Budget(2.0, 1e-5), Service.of(learner, 6))
-    worst = max(sum(copies * weight for copies, weight in terms) for terms in sums(FULL.query))
+    worst = max(sum(copies * weight for copies, weight in terms) for terms in sums(FULL.table_query))
     for index in range(100):
         counts = population.play(dataclasses.replace(FULL, index=index))
         release = privatizer.release(counts)
-        limit = precision(release.noise, FULL.query, FAILURE)
-        assert limit / 4 >= worst * release.noise.bound(FAILURE / FULL.query.size)
+        limit = precision(release.noise, FULL.table_query, FAILURE)
+        assert limit / 4 >= worst * release.noise.bound(FAILURE / FULL.table_query.size)
         assert not shortcomings(counts, consistent(release, limit))
         outside += beyond(counts, release, limit / 4)
     assert at_most(outside, 100, FAILURE)
@@ -574,7 +576,7 @@ def test_steps_without_transitions_count_by_rewards() -> None:
     batch = QUERIES["rewards only"]
     drawn = np.random.default_rng(1).normal(0, 20, batch.query.size)
     private = consistent(Release(batch, drawn, GaussianNoise(20.0), 400.0), 8.0)
-    totals = batch.query.scatter(drawn)[1].sum(axis=-1)[[0, 5]]
+    totals = batch.table_query.scatter(drawn)[1].sum(axis=-1)[[0, 5]]
     assert (totals < 0).any()
     np.testing.assert_array_equal(private.visits[[0, 5]], np.maximum(totals, 0) + 4)
     assert private.transitions.shape == (5, 4, 2, 4)

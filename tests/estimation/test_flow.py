@@ -35,7 +35,7 @@ def _release(
 @given(mdp=mdps, seed=st.integers(0, 10**6), users=st.integers(1, 10**6))
 def test_users_are_conserved_afterwards(mdp: MDP, seed: int, users: int) -> None:
     release, _ = _release(mdp, users, random_mixture(mdp, 2, seed), 25.0, seed)
-    moves, pays = release.batch.query.scatter(conserve(release, mdp.start).values)
+    moves, pays = release.batch.table_query.scatter(conserve(release, mdp.start).values)
     everyone = pays.sum(axis=(1, 2, 3))
     np.testing.assert_allclose(everyone, users, rtol=1e-9, atol=1e-6)
     if mdp.support is None:
@@ -76,7 +76,7 @@ def test_what_nobody_was_told_to_do_is_nothing() -> None:
     mdp = random_mdp(0, start=1)
     policy = np.zeros((3, 3), dtype=np.int32)
     release, _ = _release(mdp, 100, Mixture.single(policy), 10.0, 1)
-    moves, pays = release.batch.query.scatter(conserve(release, mdp.start).values)
+    moves, pays = release.batch.table_query.scatter(conserve(release, mdp.start).values)
     assert not moves[:, :, 1].any()
     assert not pays[:, :, 1].any()
     assert not pays[0, [0, 2]].any()
@@ -87,7 +87,7 @@ def _identities(release: Release, start: FloatArray | None) -> tuple[FloatArray,
 
     Built from tables, cell by cell, without anything that the flow step uses.
     """
-    query, mixture = release.batch.query, release.batch.mixture
+    query, mixture = release.batch.table_query, release.batch.mixture
     horizon, states, actions = query.horizon, query.n_states, query.n_actions
     numbers = np.arange(1.0, query.size + 1)
     moves, pays = (table.astype(int) - 1 for table in query.scatter(numbers))  # which counter stands where; -1: none
@@ -166,7 +166,9 @@ def test_where_all_cells_are_possible_it_is_least_squares(
     conserved = conserve(release, start)
     exact = _least_squares(release, start)
     np.testing.assert_allclose(conserved.values, exact, atol=1e-6)
-    np.testing.assert_allclose(conserved.visits, release.batch.query.scatter(exact)[1].sum(axis=(2, 3)), atol=1e-6)
+    np.testing.assert_allclose(
+        conserved.visits, release.batch.table_query.scatter(exact)[1].sum(axis=(2, 3)), atol=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -214,7 +216,7 @@ def test_with_known_support_it_is_a_little_above_least_squares(seed: int) -> Non
     mdp = random_mdp(seed, horizon, states, actions, sparse=True, start=[None, 0][seed % 2])
     release, _ = _release(mdp, 1000, random_mixture(mdp, 1 + seed % 3, seed), 20.0, seed)
     conserved = conserve(release, mdp.start)
-    moves, pays = release.batch.query.scatter(conserved.values)
+    moves, pays = release.batch.table_query.scatter(conserved.values)
     np.testing.assert_allclose(pays.sum(axis=(2, 3)), conserved.visits, atol=1e-6)
     np.testing.assert_allclose(conserved.visits.sum(axis=1), 1000, atol=1e-6)
     np.testing.assert_allclose(moves.sum(axis=(1, 2)), conserved.visits[1:], atol=1e-6)
@@ -230,7 +232,7 @@ def test_with_known_support_rows_mostly_meet_their_visits() -> None:
     for seed in range(40):
         mdp = random_mdp(seed, 4, 4, 2, sparse=True, start=[None, 0][seed % 2])
         release, _ = _release(mdp, 1000, random_mixture(mdp, 1 + seed % 3, seed), 20.0, seed)
-        moves, pays = release.batch.query.scatter(conserve(release, mdp.start).values)
+        moves, pays = release.batch.table_query.scatter(conserve(release, mdp.start).values)
         worst.append(np.abs(moves.sum(axis=-1) - pays[:-1].sum(axis=-1)).max() / 20.0)
     assert np.mean(np.array(worst) < 0.01) > 0.6
 
@@ -312,7 +314,7 @@ def test_states_that_nothing_leads_to_count_nobody() -> None:
     policy = np.zeros((3, 3), dtype=np.int32)
     release, _ = _release(mdp, 100, Mixture.single(policy), 10.0, 0)
     conserved = conserve(release, mdp.start)
-    moves, pays = release.batch.query.scatter(conserved.values)
+    moves, pays = release.batch.table_query.scatter(conserved.values)
     assert not moves[:, 2].any()
     assert not pays[:, 2].any()
     assert not conserved.visits[:, 2].any()

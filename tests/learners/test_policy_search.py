@@ -16,7 +16,7 @@ from shufflerl.learners.policy_search.learner import _Told
 from shufflerl.mdp import Problem
 from shufflerl.population import ReturnPopulation
 from shufflerl.privatizers.none import NoPrivacy
-from shufflerl.returns import ReturnProblem
+from shufflerl.returns import ReturnProblem, ReturnQuery
 from shufflerl.testing import LearnerContract
 
 
@@ -112,6 +112,7 @@ def test_without_noise_returns_are_told_finely() -> None:
     learn(learner, population, NoPrivacy(), batches=1)
     batch = learner.next_batch()
     assert batch is not None
+    assert isinstance(batch.query, ReturnQuery)
     assert len(batch.query.points) == 64
     assert isinstance(envs.make("MountainCar-v0"), ControlTask)
 

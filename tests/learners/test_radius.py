@@ -48,8 +48,8 @@ def test_tuples_are_infrequent_up_to_c1_e_h2_iota() -> None:
     for step in range(horizon - 1):
         batch = learner.next_batch()
         assert batch is not None
-        assert batch.query.transition_steps == (step,)
-        e = _release_precision(batch.query, len(learner.stages))
+        assert batch.table_query.transition_steps == (step,)
+        e = _release_precision(batch.table_query, len(learner.stages))
         threshold = 6 * e * horizon**2 * math.log(2 * horizon * actions * episodes / FAILURE)
         private = threshold * np.where(frequent[step], 1 + 1e-6, 1 - 1e-6)
         noisy = private - e / (2 * states)  # what making the counts positive adds to each

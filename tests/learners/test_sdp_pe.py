@@ -132,7 +132,7 @@ def test_users_are_split_as_evenly_as_possible(users: int, parts: int) -> None:
 def _batches(learner: SDPPE, mdp: MDP) -> list[tuple[int, CountQuery, PolicyArray]]:
     population, privatizer, seen = CountPopulation(mdp, 0), privatizers.make("none"), []
     while (batch := learner.next_batch()) is not None:
-        seen.append((batch.users, batch.query, batch.mixture.policies))
+        seen.append((batch.users, batch.table_query, batch.mixture.policies))
         learner.observe(privatizer.release(population.play(batch)))
     return seen
 

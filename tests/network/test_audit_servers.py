@@ -10,10 +10,10 @@ import pytest
 
 from shufflerl.arrays import IntArray
 from shufflerl.network.audit import Network
-from shufflerl.network.coordinator import opening
+from shufflerl.network.coordinator import coordinator, opening
 from shufflerl.network.coordinator.coordinator import Coordinator
 from shufflerl.network.node import reporting
-from shufflerl.network.protocol import crypto, sources, wire
+from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Agreement, Terms
 from shufflerl.network.shuffler import dummies, mixing, shuffler
 from shufflerl.noise import TruncatedLaplace
@@ -22,6 +22,7 @@ from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit import AuditReport, audit, auditing
 from shufflerl.privacy.audit.auditing import PARTIAL_QUERIES
 from shufflerl.privacy.ledger import Ledger
+from shufflerl.privacy.protocol import noise_counts
 from tests.support.network_world import pretend_to_seal
 
 Transport = Literal["tags", "sums"]
@@ -65,31 +66,31 @@ def test_real_seals_pass_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_dummies_on_one_counter(patch: pytest.MonkeyPatch) -> None:
-    real = sources.drawn
+    real = noise_counts
 
     def drawn(law: Any, size: int) -> IntArray:
         counts = real(law, size)
         counts[0] = 0
         return counts
 
-    patch.setattr(dummies, "drawn", drawn)
+    patch.setattr(dummies, "noise_counts", drawn)
 
 
 def dummies_from_a_known_seed(patch: pytest.MonkeyPatch) -> None:
     def drawn(law: Any, size: int) -> IntArray:
         return np.asarray(np.rint(law.sample(np.random.default_rng(0), size) + law.mean), dtype=np.int64)
 
-    patch.setattr(dummies, "drawn", drawn)
+    patch.setattr(dummies, "noise_counts", drawn)
 
 
 def half_the_dummies(patch: pytest.MonkeyPatch) -> None:
-    real = sources.drawn
-    patch.setattr(dummies, "drawn", lambda law, size: real(law, size) // 2)
+    real = noise_counts
+    patch.setattr(dummies, "noise_counts", lambda law, size: real(law, size) // 2)
 
 
 def the_same_dummies_on_all_counters(patch: pytest.MonkeyPatch) -> None:
-    real = sources.drawn
-    patch.setattr(dummies, "drawn", lambda law, size: np.repeat(real(law, 1), size))
+    real = noise_counts
+    patch.setattr(dummies, "noise_counts", lambda law, size: np.repeat(real(law, 1), size))
     patch.setattr(dummies, "SLICE", 10**9)
 
 
@@ -124,7 +125,7 @@ def its_noise_drawn_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Coordinator,
         "_own_noise",
-        lambda self, number, meaning: sources.drawn(meaning.source.own, meaning.query.size),
+        lambda self, number, meaning: noise_counts(meaning.source.own, meaning.query.size),
     )
 
 
@@ -132,12 +133,12 @@ def its_noise_from_a_known_seed(patch: pytest.MonkeyPatch) -> None:
     def drawn(law: Any, size: int) -> IntArray:
         return np.asarray(np.rint(law.sample(np.random.default_rng(0), size) + law.mean), dtype=np.int64)
 
-    patch.setattr(sources, "drawn", drawn)  # the shuffler has a name of its own for it
+    patch.setattr(coordinator, "noise_counts", drawn)
 
 
 def half_of_its_noise(patch: pytest.MonkeyPatch) -> None:
-    real = sources.drawn
-    patch.setattr(sources, "drawn", lambda law, size: real(law, size) // 2)
+    real = noise_counts
+    patch.setattr(coordinator, "noise_counts", lambda law, size: real(law, size) // 2)
 
 
 # Faults of calibration and of the shape of reports.

@@ -21,9 +21,10 @@ from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.network import faults
+from shufflerl.network.coordinator import coordinator
 from shufflerl.network.coordinator.coordinator import Coordinator, Run, SpoiltSumError
 from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
-from shufflerl.network.protocol import crypto, masking, sources, wire
+from shufflerl.network.protocol import crypto, masking, wire
 from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, parse_announcement
 from shufflerl.network.protocol.sources import Servers
 from shufflerl.network.protocol.wire import Action, Opening, ProblemError, Reason, Report, State
@@ -34,6 +35,7 @@ from shufflerl.noise import DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLa
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ServersNoise
+from shufflerl.privacy.protocol import noise_counts
 from tests.support.network_world import (
     EPISODE,
     QUERY,
@@ -553,14 +555,14 @@ def test_whether_a_sum_is_impossible_is_told_from_noisy_counts_alone(
 
     A user of its own may lift a counter to where one more would be impossible: it must not hear which it was.
     """
-    real = sources.drawn
+    real = noise_counts
     for own, refused in ((5, True), (-5, False)):
         with monkeypatch.context() as patch:
 
             def fixed(law: Any, size: int, own: int = own) -> IntArray:
                 return np.full(size, own) if isinstance(law, DiscreteLaplace) else real(law, size)
 
-            patch.setattr(sources, "drawn", fixed)
+            patch.setattr(coordinator, "noise_counts", fixed)
             system = System(tmp_path / str(own), dataclasses.replace(RUN, transport="sums"))
             meaning = system.meaning
             _, high = meaning.source.count_range

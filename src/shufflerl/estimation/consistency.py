@@ -69,7 +69,7 @@ class PrivateCounts:
 def consistent(release: Release, precision: float) -> PrivateCounts:
     """The private counts of a release whose counters and estimates of N are within precision/4 of the truth."""
     precision = checks.real("precision", precision, above=0)
-    query = release.batch.query
+    query = release.batch.table_query
     moves, pays = list(query.transition_steps), list(query.reward_steps)
     noisy, bits = release.tables
     totals = visits(release).estimate

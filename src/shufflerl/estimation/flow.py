@@ -48,7 +48,7 @@ def conserve(release: Release, start: FloatArray | None) -> Conserved:
     """
     from shufflerl.estimation import flow_kernels
 
-    query, noise = release.batch.query, release.noise.variance
+    query, noise = release.batch.table_query, release.noise.variance
     values = query.fill(release.values)
     if noise == 0:
         if not query.asked[1].all():
@@ -76,7 +76,7 @@ def _row_visits(query: CountQuery, values: FloatArray) -> FloatArray:
 
 def _live(release: Release, start: FloatArray | None) -> BoolArray:
     """Whether some user may be in state x at step h and take action a."""
-    query, mixture = release.batch.query, release.batch.mixture
+    query, mixture = release.batch.table_query, release.batch.mixture
     played = mixture.policies[mixture.weights > 0, ..., None] == np.arange(query.n_actions)
     live: BoolArray = played.any(axis=0)
     if start is not None:

@@ -45,7 +45,7 @@ class Evidence:
 
     def add(self, release: Release) -> None:
         """Take a release in."""
-        problem, query, noise_variance = self._problem, release.batch.query, release.noise.variance
+        problem, query, noise_variance = self._problem, release.batch.table_query, release.noise.variance
         complete = query.touched_counters == 2 * problem.horizon - 1
         moves, pays = query.scatter(conserve(release, problem.start).values) if complete else release.tables
         visits = pays.sum(axis=-1)

@@ -59,7 +59,7 @@ def visits(release: Release) -> Visits:
 
     Both families: N = (2 S + D Y) / (D + 2), of variance 2 D s^2 / (D + 2). One family: its own sum, S or Y.
     """
-    query = release.batch.query
+    query = release.batch.table_query
     transitions, rewards = release.tables
     moved = np.zeros(rewards.shape[:-1])
     moved[:-1] = transitions.sum(axis=-1)

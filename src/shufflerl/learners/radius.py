@@ -97,7 +97,7 @@ class PaperRadius(Radius):
         self.crude[:] = 0.0
 
     def _private_counts(self, release: Release) -> PrivateCounts:
-        return consistent(release, precision(release.noise, release.batch.query, self.failure))
+        return consistent(release, precision(release.noise, release.batch.table_query, self.failure))
 
     def learn_crude(self, release: Release, step: int) -> None:
         """Mark the infrequent tuples of this step and estimate the transitions of the others."""

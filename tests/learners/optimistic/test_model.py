@@ -33,7 +33,7 @@ def _release(mdp: MDP, users: int, sd: float, seed: int, policies: int = 1) -> t
     counts = CountPopulation(mdp, seed).play(batch).values.astype(np.float64)
     noise: Noise = GaussianNoise(sd) if sd else NoNoise()
     values = counts + noise.sample(np.random.default_rng(seed), counts.size)
-    return Release(batch, values, noise, noise.variance), batch.query.scatter(counts)[1].sum(axis=-1)
+    return Release(batch, values, noise, noise.variance), batch.table_query.scatter(counts)[1].sum(axis=-1)
 
 
 def _fit(mdp: MDP, users: int, batches: int, sd: float, seed: int = 0, policies: int = 1) -> tuple[Model, FloatArray]:

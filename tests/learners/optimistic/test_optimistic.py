@@ -384,15 +384,15 @@ class Unlucky(Privatizer):
         release, batch = self.honest.release(counts), counts.batch
         best = self.mdp.rewards[0, 0].argmax()
         users = batch.users * (batch.mixture.weights @ (batch.mixture.policies[..., 0] == best))  # at every step
-        users *= batch.query.asked[1]
+        users *= batch.table_query.asked[1]
         if self.planted or batch.index == 0 or not users.any():
             return release
         self.planted = True
         mean = self.mdp.rewards[0, 0, best]
         error = self.deviations * np.sqrt(release.noise.variance / 2 + users * mean * (1 - mean))
-        moves, pays = batch.query.scatter(release.values.copy())
+        moves, pays = batch.table_query.scatter(release.values.copy())
         pays[:, 0, best] = np.where(users > 0, [users * (1 - mean) + error, users * mean - error], pays[:, 0, best].T).T
-        return replace(release, values=batch.query.gather(moves, pays))
+        return replace(release, values=batch.table_query.gather(moves, pays))
 
     def certificate(self, query: Query) -> Certificate | None:
         return None

@@ -271,7 +271,7 @@ def test_where_users_begin_is_asked_if_nobody_knows() -> None:
     )
     touched = []
     while (batch := unknown.next_batch()) is not None:
-        assert 0 in batch.query.reward_steps
+        assert 0 in batch.table_query.reward_steps
         touched.append(batch.query.touched_counters)
         unknown.observe(privatizer.release(population.play(batch)))
     assert min(touched) < 5

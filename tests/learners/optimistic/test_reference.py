@@ -48,7 +48,7 @@ def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None) -> None:
         where = f"batch {batch.index}"
         np.testing.assert_array_equal(ours.policies, batch.mixture.policies, err_msg=where)
         np.testing.assert_allclose(ours.weights, batch.mixture.weights, err_msg=where)
-        np.testing.assert_array_equal(asked, batch.query.asked, err_msg=where)
+        np.testing.assert_array_equal(asked, batch.table_query.asked, err_msg=where)
         release = privatizer.release(population.play(batch))
         learner.observe(release)
         reference.learn(release)

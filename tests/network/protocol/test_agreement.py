@@ -303,7 +303,7 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
     episode = Trajectories([[0, 2, 1]], [[0, 0, 0]], [[0, 1, 1]])
     with pytest.raises(InvalidInputError):
         meaning.query.tags(episode)
-    inside = within_support(batch.query, episode)
+    inside = within_support(batch.table_query, episode)
     assert inside.states.tolist() == [[0, 1, 1]]
     assert len(randomize_episode(meaning, episode)) >= 5
     assert len(set(meaning.query.groups[meaning.query.tags(inside)[0]])) == 5

@@ -32,7 +32,7 @@ from shufflerl.network.protocol.wire import (
     Upload,
 )
 from shufflerl.policies import Network
-from shufflerl.returns import Returns
+from shufflerl.returns import ReturnQuery, Returns
 from tests.support.network_world import World
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -186,6 +186,7 @@ def test_returns_of_the_page() -> None:
     assert meaning.source.group_starts.tolist() == shown["group_starts"]
     mixture, query_of = meaning.batch.mixture, meaning.batch.query
     assert isinstance(mixture.family, Network)
+    assert isinstance(query_of, ReturnQuery)
     for parameters, actions in zip(mixture.policies, shown["actions"], strict=True):
         assert mixture.family.act(parameters, shown["observations"]).tolist() == actions
     (point,), (above,) = query_of.position([shown["return"]])

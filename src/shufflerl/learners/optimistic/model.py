@@ -136,7 +136,7 @@ class Model:
         from shufflerl.learners.optimistic.pooling import Releases
 
         conserved, mixture = conserve(release, self._problem.start), release.batch.mixture
-        told = conserved.values, conserved.row_visits, conserved.row_variance, release.batch.query.asked
+        told = conserved.values, conserved.row_visits, conserved.row_variance, release.batch.table_query.asked
         users, noise, policies = [float(release.batch.users)], [float(release.noise.variance)], mixture.policies
         each = users, noise, [0] * len(policies), policies, mixture.weights, *(values[None] for values in told)
         one = Releases(*map(np.array, each))

@@ -43,6 +43,7 @@ from shufflerl.privacy.accounting import Budget, warn_if_weak
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Ledger
 from shufflerl.privacy.mechanism import ServersNoise, ShuffledPoisson
+from shufflerl.privacy.protocol import noise_counts
 from shufflerl.returns import ReturnProblem
 
 _TABLES = [
@@ -253,7 +254,7 @@ class Coordinator:
         # What everybody would refuse is not stored, and so not announced.
         own = agreement.parse_announcement(signed.payload).source.own
         # Drawn here, once, so that whatever fails later fails again: noise drawn until all goes well has another law.
-        noise_bytes = None if own is None else sources.drawn(own, batch.query.size).astype("<i8").tobytes()
+        noise_bytes = None if own is None else noise_counts(own, batch.query.size).astype("<i8").tobytes()
         self._db.execute(
             "INSERT OR REPLACE INTO batches (number, attempt, users, announcement, key, own) VALUES (?, ?, ?, ?, ?, ?)",
             (batch.index, attempt, batch.users, wire.encode(signed), key.private_bytes_raw(), noise_bytes),

@@ -21,15 +21,13 @@ from shufflerl.counts import Query, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.network.protocol import masking, wire
 from shufflerl.noise import BinomialNoise, DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
-from shufflerl.privacy.protocol import Protocol, draw, noise_counts, unbiased
+from shufflerl.privacy.protocol import Protocol, draw, unbiased
 from shufflerl.returns import Returns
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
     from shufflerl.privacy.accounting import Budget
     from shufflerl.privacy.mechanism import Mechanism
 
-#: Draws what a server adds to each of so many counters, exactly of its law.
-drawn = noise_counts
 #: The law of what a server adds to a counter.
 Law = PoissonNoise | DiscreteLaplace | TruncatedLaplace
 # Noise tags that one user draws; more would take gigabytes, whether they are sent one by one or only counted.

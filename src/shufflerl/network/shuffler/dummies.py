@@ -14,9 +14,10 @@ from shufflerl.arrays import IntArray
 from shufflerl.network import faults
 from shufflerl.network.protocol import crypto, masking, wire
 from shufflerl.network.protocol.agreement import Agreement, parse_announcement
-from shufflerl.network.protocol.sources import Source, drawn
+from shufflerl.network.protocol.sources import Source
 from shufflerl.network.stores.store import BatchId, Store
 from shufflerl.privacy import randomness
+from shufflerl.privacy.protocol import noise_counts
 
 #: Dummies of a slice, about: a tenth of a second of one core.
 SLICE = 1_024
@@ -53,7 +54,7 @@ def sealed(payload: bytes, number: int) -> bytes:
     key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
     return b"".join(
         crypto.seal(key, info, tag.to_bytes(wire.TAG_BYTES))
-        for tag, count in zip(counters, drawn(law, len(counters)).tolist(), strict=True)
+        for tag, count in zip(counters, noise_counts(law, len(counters)).tolist(), strict=True)
         for _ in range(count)
     )
 
@@ -82,4 +83,4 @@ def added(store: Store, id: BatchId, agreement: Agreement) -> masking.Words:
 
 def _counts(source: Source) -> IntArray:
     assert source.dummies is not None
-    return drawn(source.dummies, source.query.size)
+    return noise_counts(source.dummies, source.query.size)
