@@ -19,6 +19,8 @@ from shufflerl.mdp import MDP, Mixture
 from shufflerl.planning import mixture_value
 from shufflerl.policies import MAX_PARAMETERS, Scores
 from shufflerl.population import CountPopulation, StepPopulation, TrajectoryPopulation, random_step
+from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.audit import InMemory, ServersInMemory, audit
 from shufflerl.steps import StepProblem, one_step, step_law
 from tests.support.examples import all_trajectories, random_mdp, unsteered_mdp
 
@@ -95,6 +97,16 @@ def test_a_replaced_user_changes_two_counters_however_long_episodes_are() -> Non
     most = max(int((np.array(one) != other).sum()) for one, other in itertools.product(alone, alone))
     assert (asked.query.touched_counters, asked.query.changed_counters, most) == (1, 2, 2)
     assert set(asked.query.groups) == {0}
+
+
+@pytest.mark.slow(3)
+@pytest.mark.parametrize("system", [InMemory, ServersInMemory])
+def test_the_audit_finds_nothing_to_say_against_it(system: Any) -> None:
+    """False alarms: at most one in a thousand; epsilon is taken large, so that a few transcripts do."""
+    problem = StepProblem(20, 2, 2, 1_000)
+    report = audit(Budget(3.0, 1e-5), samples=200, system=system(problem=problem))
+    assert report.passed, report
+    assert CountQuery.everything(problem).changed_counters == 2
 
 
 def test_a_step_is_drawn_from_all_of_them() -> None:

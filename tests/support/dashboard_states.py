@@ -203,6 +203,15 @@ def searched(batches: int = 30, *, hidden: bool = False, committed: bool = False
     return learned(batches) | found | {"search": search, "returns": True, "changed_actions": None, "most_batches": 101}
 
 
+def scored() -> dict[str, Any]:
+    """What a contextual bandit has to tell of six tiles of eight channels."""
+    cells = [[[round(0.12 * x + 0.02 * a, 3), 0.05] for a in range(8)] for x in range(6)]
+    policy = {"family": "scores", "policies": 32, "inputs": 8, "actions": 8, "parameters": 48, "head": "scores"}
+    policy |= {"layers": [], "columns": [f"Action {a}" for a in range(8)]}
+    policy["rows"] = [{"name": f"State {x}", "cells": row} for x, row in enumerate(cells)]
+    return learned() | {"policy": policy, "changed_actions": None}
+
+
 #: The coordinator's page in every state it has.
 COORDINATOR: dict[str, dict[str, Any]] = {
     "waiting": {
@@ -232,6 +241,7 @@ COORDINATOR: dict[str, dict[str, Any]] = {
         "status": status(learner="sdp-pe"),
         "learned": learned(mixture=True, stages=(6, 9), log2_policies=21.3, decided=19),
     },
+    "scoring": {"status": status(learner="contextual-bandit"), "learned": scored()},
     "searching": {"status": status(learner="policy-search"), "learned": searched()},
     "searching-networks": {"status": status(learner="policy-search"), "learned": searched(hidden=True)},
     "settled": {
