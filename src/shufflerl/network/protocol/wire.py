@@ -162,8 +162,7 @@ class Announcement(Message, frozen=True, kw_only=True):
     `policies` are little-endian: actions[m, h, x] of tables as 16-bit whole numbers, scores[m, x, a] and numbers[m, i]
     of networks as 32-bit floating-point ones, and none of them is infinite or nan. `tag_key` is the coordinator's HPKE
     key for this batch. `attempt` grows when the batch came to nothing and is asked again. Of masked vectors up to
-    `excludable` may be left out of the sum, and with them the noise that their users added. Of all tokens the share
-    `drawn` may take part, by lot (see `Agreement.draws`); where it is not said, everybody may.
+    `excludable` may be left out of the sum, and with them the noise that their users added.
     """
 
     task: TaskId
@@ -177,6 +176,7 @@ class Announcement(Message, frozen=True, kw_only=True):
     tag_key: Key
     transport: Transport
     excludable: Number
+    #: The share of all tokens that may take part, by lot (see `Agreement.draws`); where it is not said, all may.
     drawn: Share | msgspec.UnsetType = msgspec.UNSET
 
 
