@@ -74,7 +74,7 @@ def test_predicted_and_counted_visits_together_are_closer_to_the_truth(alike: bo
             release, seen = _release(mdp, 200, 20.0, 1000 * seed + b, policies)
             model.add(release)
             true += seen
-            counted += conserve(release, mdp.start).row_visits
+            counted += conserve(release, mdp.start).visits
         errors += ((model.visits - true) ** 2).mean()
         flow += ((counted - true) ** 2).mean()
     assert errors < most * flow
