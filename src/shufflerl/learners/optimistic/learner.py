@@ -112,7 +112,7 @@ class Optimistic(Learner):
         model = Model(self.problem)
         model.load_state(arrays)
         sizes = np.array(values["sizes"], dtype=np.int64)
-        planned = sizes.sum() == self.problem.episodes or (model.is_new and len(sizes) == 1)
+        planned = sizes.sum() == self.problem.episodes or (len(sizes) == 1 and not model.visits.any())
         variances = np.array(values["variances"], dtype=np.float64)
         noises = [values["noise"], *variances]
         if not planned or sizes.min() < 1 or not all(math.isfinite(noise) and noise >= 0 for noise in noises):

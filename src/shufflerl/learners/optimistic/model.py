@@ -80,11 +80,6 @@ class Model:
         return variances
 
     @property
-    def is_new(self) -> bool:
-        """Whether nothing has been taken in."""
-        return not self.visits.any()
-
-    @property
     def homogeneity(self) -> float:
         """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could, or if one is all."""
         if self._problem.horizon == 1:
