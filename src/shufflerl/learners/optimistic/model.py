@@ -132,7 +132,9 @@ class Model:
         else:
             one = one._replace(release=one.release + len(self._noisy.users))
             both: Any = zip(self._noisy, one, strict=True)
-            self._noisy = Releases(*map(np.concatenate, both))
+            for kept, new in both:
+                kept.resize((len(kept) + len(new), *new.shape[1:]), refcheck=False)  # copies take as long as all else
+                kept[-len(new) :] = new
         for _ in range(C.passes if len(self._noisy.users) else 1):
             self._fit()
 
@@ -161,14 +163,15 @@ class Model:
     def state(self) -> dict[str, NDArray[Any]]:
         """What was taken in, and where the last pass over it began: repeating that pass gives all the rest."""
         exact = {f"exact_{name}": values for name, values in self._exact._asdict().items()}
-        return exact | self._noisy._asdict() | dict(zip(_BEFORE, self._before, strict=True))
+        noisy = {name: kept.copy() for name, kept in self._noisy._asdict().items()}  # these grow
+        return exact | noisy | dict(zip(_BEFORE, self._before, strict=True))
 
     def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Put what `state` gave into a new model."""
         mine, lengths = self.state(), {name: len(arrays.get(name, ())) for name in ("users", "shares")}
         for name, empty in mine.items():
             saved, shape = arrays.get(name), empty.shape
-            if name in self._noisy._fields:
+            if name in Releases._fields:
                 shape = (lengths["shares" if name in _BY_POLICY else "users"], *shape[1:])
             signed = name in ("exact_moves", "exact_pays", "values", "counted")
             fits = saved is not None and (saved.shape, saved.dtype) == (shape, empty.dtype)
@@ -180,6 +183,6 @@ class Model:
             raise StateMismatchError("The saved state has no fitting policies; use bytes that save() returned.")
         for name, values in self._exact._asdict().items():
             values[...] = arrays[f"exact_{name}"]
-        self._noisy = type(self._noisy)(**{name: arrays[name] for name in self._noisy._fields})
+        self._noisy = Releases(*(np.array(arrays[name]) for name in Releases._fields))
         self.probabilities[:], self._uncertainty = arrays["probabilities"], np.array(arrays["uncertainty"])
         self._fit()
