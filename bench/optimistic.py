@@ -22,7 +22,7 @@ from shufflerl.privatizers.base import Privatizer
 SEEDS = range(500, 600)
 EPISODES, DELTA = 20_000, 1e-5
 #: Budget and the most mean regret on RiverSwim as it is, and with its actions permuted.
-LIMITS = ((None, 25.0, 60.0), (5.0, 160.0, 450.0), (1.0, 520.0, 1350.0), (0.5, 950.0, 2100.0), (0.1, 3700.0, 5500.0))
+LIMITS = ((None, 20.0, 40.0), (5.0, 160.0, 420.0), (1.0, 470.0, 1050.0), (0.5, 760.0, 1750.0), (0.1, 2700.0, 5500.0))
 LONG, LONG_LIMIT = 10**6, 900.0
 MAX_SWITCHES = 88
 #: Repeats of a timed run, of which the fastest counts.
@@ -62,7 +62,7 @@ def times() -> list[Figure]:
         action()
         fastest = min(cpu_seconds(action) for _ in range(REPEATS))
         budget = "no privacy" if epsilon is None else f"epsilon={epsilon:g}"
-        figures.append(Figure.under(50, f"a run, RiverSwim, K={EPISODES:,}, {budget}", "ms", 1e3 * fastest))
+        figures.append(Figure.under(40, f"a run, RiverSwim, K={EPISODES:,}, {budget}", "ms", 1e3 * fastest))
     return figures
 
 
@@ -71,9 +71,9 @@ def scale() -> list[Figure]:
     dense, dense_memory = in_process("bench.optimistic", "dense")
     sparse, sparse_memory = in_process("bench.optimistic", "sparse")
     return [
-        Figure.under(1, "slowest batch, X=100 A=5 H=20, dense", "s", dense),
+        Figure.under(0.6, "slowest batch, X=100 A=5 H=20, dense", "s", dense),
         Figure.under(2000, "its process", "MB", dense_memory),
-        Figure.under(5, "slowest batch, X=1,000 A=5 H=20, 5 next states", "s", sparse),
+        Figure.under(1.5, "slowest batch, X=1,000 A=5 H=20, 5 next states", "s", sparse),
         Figure.under(2000, "its process", "MB", sparse_memory),
     ]
 

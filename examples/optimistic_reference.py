@@ -62,11 +62,11 @@ def weigh(release: Release, start: Array, p: Array, u: Array) -> tuple[Array, ..
     takes = np.eye(u.shape[2])[batch.mixture.policies][..., None]  # [policy, h, x, a, 1]
     law = batch.mixture.weights[:, None] * start
     here, variance = batch.users * law, batch.users * law * (1 - law)  # [policy, x]
-    for h, noise in enumerate(conserved.row_variance[..., None]):
+    for h, noise in enumerate(conserved.variance[..., None]):
         m, v = here[..., None, None] * takes[:, h], variance[..., None, None] * takes[:, h]
         predicted, unsure = m.sum(0), v.sum(0)
         gain = ratio(unsure, unsure + noise, 1.0)
-        visits[h] = np.maximum(0.0, predicted + gain * (conserved.row_visits[h, ..., None] - predicted))
+        visits[h] = np.maximum(0.0, predicted + gain * (conserved.visits[h, ..., None] - predicted))
         visits[h] *= batch.users / visits[h].sum()
         m, v = m * ratio(visits[h], predicted, 0.0), v * ratio(gain * noise, unsure, 0.0)
         here, variance = (m * p[h]).sum((1, 2)), (m * p[h] * (1 - p[h]) + m**2 * u[h] + p[h] ** 2 * v).sum((1, 2))

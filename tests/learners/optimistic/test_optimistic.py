@@ -17,8 +17,9 @@ from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.suite.definition import ENVIRONMENTS
 from shufflerl.history import History
 from shufflerl.learners.base import Learner
-from shufflerl.learners.optimistic import Optimistic, planner, schedule
+from shufflerl.learners.optimistic import Optimistic, schedule
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
+from shufflerl.learners.optimistic.planner import plan_batch
 from shufflerl.learners.optimistic.rows import information, visits_for, worth_trying
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem, homogeneous
@@ -188,13 +189,13 @@ def test_few_batches_are_enough(batches: int, most: float) -> None:
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What every batch is planned with."""
-    seen, plan_batch = [], planner.plan_batch
+    seen = []
 
     def spy(*arguments: Any) -> Any:
         seen.append(arguments)
         return plan_batch(*arguments)
 
-    monkeypatch.setattr(planner, "plan_batch", spy)
+    monkeypatch.setattr("shufflerl.learners.optimistic.learner.plan_batch", spy)
     return seen
 
 

@@ -104,8 +104,8 @@ def _optimal_stopping(most: float) -> tuple[FloatArray, FloatArray]:
 
 def _rivals(gap: float, error: float, known: float, later: float, noise: float = 0.0, room: float = 1.0) -> Rivals:
     """One rival of one state."""
-    each = [np.full((1, 1, 1), value) for value in (gap, error, known, 0.0, 0.0)]
-    return Rivals(each[0], each[1], np.full((1, 1), room), each[2], each[3], noise, np.full((1, 1), later), each[4])
+    each = [np.full((1, 1, 1), value) for value in (gap, error, known, 0.0)]
+    return Rivals(each[0], each[1], np.full((1, 1), room), each[2], each[3], noise, np.full((1, 1), later))
 
 
 def test_probes_without_noise_end_where_optimal_stopping_would() -> None:
@@ -142,8 +142,8 @@ def test_a_visit_is_worth_its_part_of_a_whole_try() -> None:
         assert which == 1
         assert value == pytest.approx(whole * visits / 20.0, rel=1e-3)
     assert best_rival(rivals, 0, 0, 20.1)[0] == 0.0
-    assert rivals.by_visit[0, 0, 0] == 0.0
-    assert not find_rivals(rows, find_greedy(rows, np.ones(1)), none, Terms(1.0, 0.0, 0.0, 2.0)).by_visit.any()
+    nobody = find_rivals(rows, find_greedy(rows, np.ones(1)), none, Terms(1.0, 0.0, 0.0, 2.0))
+    assert best_rival(nobody, 0, 0, 5.0) == (0.0, -1)
 
 
 @settings(max_examples=200, deadline=None)

@@ -15,6 +15,7 @@ from shufflerl.errors import StateMismatchError
 from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.model import Model
+from shufflerl.learners.optimistic.planner import Terms, plan_batch, policy_estimate
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.noise import Noise
 from shufflerl.seeding import Seed
@@ -67,8 +68,6 @@ class Optimistic(Learner):
         return schedule(episodes, noise.sd, batches - played, self._least)
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
-        from shufflerl.learners.optimistic.planner import Terms, plan_batch
-
         users = int(self.sizes[self.batches_observed])
         model, problem, query = self.model, self.problem, self.query
         terms = Terms(float(users), float(self.episodes_left - users), self.noise, smallest_try(math.sqrt(self.noise)))
@@ -90,8 +89,6 @@ class Optimistic(Learner):
 
     def view(self) -> View:
         """The estimated value of what is played now, or was last; None where the first state's law is not told."""
-        from shufflerl.learners.optimistic.planner import policy_estimate
-
         playing, start = self.playing, self.problem.start
         if playing is None or start is None or self.batches_observed == 0:
             return View()
@@ -115,7 +112,7 @@ class Optimistic(Learner):
         model = Model(self.problem)
         model.load_state(arrays)
         sizes = np.array(values["sizes"], dtype=np.int64)
-        planned = sizes.sum() == self.problem.episodes or (model.is_new and len(sizes) == 1)
+        planned = sizes.sum() == self.problem.episodes or (len(sizes) == 1 and not model.visits.any())
         variances = np.array(values["variances"], dtype=np.float64)
         noises = [values["noise"], *variances]
         if not planned or sizes.min() < 1 or not all(math.isfinite(noise) and noise >= 0 for noise in noises):

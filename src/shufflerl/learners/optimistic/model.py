@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,10 @@ from shufflerl.counts import Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.estimation.flow import conserve
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
+from shufflerl.learners.optimistic.pooling import Releases, Sums, add_releases, pool
+from shufflerl.learners.optimistic.posterior import Family, arrange, fit
+from shufflerl.learners.optimistic.rows import Rows
 from shufflerl.mdp import Problem
-
-if TYPE_CHECKING:
-    from shufflerl.learners.optimistic.pooling import Releases, Sums
-    from shufflerl.learners.optimistic.rows import Rows
 
 #: Arrays of the state that have an entry for each policy of noisy releases, and those with which a pass begins.
 _BY_POLICY = ("release", "policies", "shares")
@@ -32,9 +31,6 @@ class Model:
     """
 
     def __init__(self, problem: Problem) -> None:
-        from shufflerl.learners.optimistic.pooling import Releases, Sums
-        from shufflerl.learners.optimistic.posterior import Family, arrange
-
         layout, (_, states, actions) = problem.layout, problem.layout.shape
         shape = (problem.horizon, states, actions)
         rows = problem.horizon * states * actions
@@ -84,11 +80,6 @@ class Model:
         return variances
 
     @property
-    def is_new(self) -> bool:
-        """Whether nothing has been taken in."""
-        return not self.visits.any()
-
-    @property
     def homogeneity(self) -> float:
         """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could, or if one is all."""
         if self._problem.horizon == 1:
@@ -110,8 +101,6 @@ class Model:
         The precision of a row is that of its own data, and as far as steps are alike that of its posterior, which all
         steps make: the mean of transitions and rewards. Two counters make a reward.
         """
-        from shufflerl.learners.optimistic.rows import Rows
-
         alike = self.homogeneity
         own = 1.0 / (C.typical * self.sampling + self.noise * np.array([1.0, 2.0])[:, None, None, None])
         known = 1.0 / (C.typical * self.chance_error + self.noise_error) - 1.0 / C.typical
@@ -133,10 +122,8 @@ class Model:
 
     def add(self, release: Release) -> None:
         """Take in the release of a batch, in a few passes over all: the visits need the rows, the rows the visits."""
-        from shufflerl.learners.optimistic.pooling import Releases
-
         conserved, mixture = conserve(release, self._problem.start), release.batch.mixture
-        told = conserved.values, conserved.row_visits, conserved.row_variance, release.batch.table_query.asked
+        told = *conserved, release.batch.table_query.asked
         users, noise, policies = [float(release.batch.users)], [float(release.noise.variance)], mixture.policies
         each = users, noise, [0] * len(policies), policies, mixture.weights, *(values[None] for values in told)
         one = Releases(*map(np.array, each))
@@ -145,23 +132,20 @@ class Model:
         else:
             one = one._replace(release=one.release + len(self._noisy.users))
             both: Any = zip(self._noisy, one, strict=True)
-            self._noisy = Releases(*map(np.concatenate, both))
+            for kept, new in both:
+                kept.resize((len(kept) + len(new), *new.shape[1:]), refcheck=False)  # copies take as long as all else
+                kept[-len(new) :] = new
         for _ in range(C.passes if len(self._noisy.users) else 1):
             self._fit()
 
     def _add(self, releases: Releases, sums: Sums) -> None:
-        from shufflerl.learners.optimistic.pooling import Start, add_releases
-
         states, known = self._problem.n_states, self._problem.start
-        start = Start(np.full(states, 1.0 / states) if known is None else np.array(known), known is not None)
+        start = np.full(states, 1.0 / states) if known is None else np.array(known)
         rows = self._row_starts, self._successors, self.probabilities, self._uncertainty
         firsts = np.searchsorted(releases.release, np.arange(len(releases.users) + 1))
-        add_releases(releases, firsts, start, *rows, sums)
+        add_releases(releases, firsts, start, known is not None, *rows, sums)
 
     def _fit(self) -> None:
-        from shufflerl.learners.optimistic.pooling import pool
-        from shufflerl.learners.optimistic.posterior import fit
-
         self._before = self.probabilities.copy(), self._uncertainty.copy()
         for mine, exact in zip(self._sums, self._exact, strict=True):
             mine[...] = exact
@@ -179,14 +163,15 @@ class Model:
     def state(self) -> dict[str, NDArray[Any]]:
         """What was taken in, and where the last pass over it began: repeating that pass gives all the rest."""
         exact = {f"exact_{name}": values for name, values in self._exact._asdict().items()}
-        return exact | self._noisy._asdict() | dict(zip(_BEFORE, self._before, strict=True))
+        noisy = {name: kept.copy() for name, kept in self._noisy._asdict().items()}  # these grow
+        return exact | noisy | dict(zip(_BEFORE, self._before, strict=True))
 
     def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Put what `state` gave into a new model."""
         mine, lengths = self.state(), {name: len(arrays.get(name, ())) for name in ("users", "shares")}
         for name, empty in mine.items():
             saved, shape = arrays.get(name), empty.shape
-            if name in self._noisy._fields:
+            if name in Releases._fields:
                 shape = (lengths["shares" if name in _BY_POLICY else "users"], *shape[1:])
             signed = name in ("exact_moves", "exact_pays", "values", "counted")
             fits = saved is not None and (saved.shape, saved.dtype) == (shape, empty.dtype)
@@ -198,6 +183,6 @@ class Model:
             raise StateMismatchError("The saved state has no fitting policies; use bytes that save() returned.")
         for name, values in self._exact._asdict().items():
             values[...] = arrays[f"exact_{name}"]
-        self._noisy = type(self._noisy)(**{name: arrays[name] for name in self._noisy._fields})
+        self._noisy = Releases(*(np.array(arrays[name]) for name in Releases._fields))
         self.probabilities[:], self._uncertainty = arrays["probabilities"], np.array(arrays["uncertainty"])
         self._fit()

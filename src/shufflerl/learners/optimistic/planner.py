@@ -17,6 +17,7 @@ from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.query import choose_counters
 from shufflerl.learners.optimistic.rows import (
     Rows,
+    expectation,
     expected_value,
     information,
     unit_normal_loss,
@@ -64,8 +65,7 @@ class Rivals(NamedTuple):
     """All actions against the greedy one as a probe sees them: `gap`, the `error` of it, and the `headroom`.
 
     `precision` counts the visits `allocated` to others of the batch; `noise` is the variance of a counter's. So many
-    users come `later` to (h, x) on the greedy way, those at other steps included as far as they count. Without noise a
-    visit gains so much `by_visit`, less what it costs.
+    users come `later` to (h, x) on the greedy way, those at other steps included as far as they count.
     """
 
     gap: FloatArray
@@ -75,7 +75,6 @@ class Rivals(NamedTuple):
     allocated: FloatArray
     noise: float
     later: FloatArray
-    by_visit: FloatArray
 
 
 @compiled
@@ -125,12 +124,6 @@ def optimistic_policy(
             for a in range(actions):
                 expected, variance = expected_value(rows, values, h, x, a)
                 variance += rows.reward_variances[h, x, a]
-                i = (h * states + x) * actions + a
-                expected_mean = expected_bonus = 0.0
-                for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
-                    y = rows.successors[t]
-                    expected_mean += rows.probabilities[t] * mean[h + 1, y]
-                    expected_bonus += rows.probabilities[t] * bonus[h + 1, y]
                 seen = rows.visits[h, x, a] + allocated[h, x, a]
                 known = rows.precision[h, x, a] + information(allocated[h, x, a], noise)
                 variance *= (rows.precision[h, x, a] + 1.0 / C.typical) / (known + 1.0 / C.typical)
@@ -139,9 +132,9 @@ def optimistic_policy(
                 tells = information(max(users, doubling), noise)
                 squared = z * z * tells / (tells + known) if left > 0.0 else 0.0
                 shared = seen + (1.0 - min(1.0, 5.0 * rows.between[1, x, a])) * (everywhere[x, a] - seen)
-                index = rows.rewards[h, x, a] + expected_mean
+                index = rows.rewards[h, x, a] + expectation(rows, mean, h, x, a)
                 index += C.novelty * squared * (1.0 + highest - expected) / (1.0 + shared)
-                path = along(squared * variance, expected_bonus, rows.homogeneity)
+                path = along(squared * variance, expectation(rows, bonus, h, x, a), rows.homogeneity)
                 upper = min(index + math.sqrt(path), most)
                 if upper > best or (upper == best and lots[h, x, a] > lot):
                     best = upper
@@ -158,17 +151,14 @@ def policy_estimate(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatA
 
     The errors of the states that may come next are taken for one error: E b^2 where independent ones would give less.
     """
-    horizon, states, actions = rows.rewards.shape
+    horizon, states, _ = rows.rewards.shape
     mean = np.zeros((horizon + 1, states))
     variance = np.zeros((horizon + 1, states))
     for h in range(horizon - 1, -1, -1):
         for x in range(states):
             a = policy[h, x]
             expected, error = expected_value(rows, mean, h, x, a)
-            after = 0.0
-            i = (h * states + x) * actions + a
-            for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
-                after += rows.probabilities[t] * variance[h + 1, rows.successors[t]]
+            after = expectation(rows, variance, h, x, a)
             mean[h, x] = rows.rewards[h, x, a] + expected
             variance[h, x] = along(rows.reward_variances[h, x, a] + error, after, rows.homogeneity)
     return mean[0], variance[0]
@@ -270,12 +260,6 @@ def expected_gain(rivals: Rivals, h: int, x: int, a: int, visits: float) -> floa
 
 
 @compiled
-def _whole_try(rivals: Rivals, h: int, x: int, a: int) -> float:
-    """How many visits a try without noise has at most."""
-    return float(max(C.fewest, C.part * C.typical * rivals.precision[h, x, a]))
-
-
-@compiled
 def best_rival(rivals: Rivals, h: int, x: int, visits: float) -> tuple[float, int]:
     """The net value of the best try of a state's actions, and which that is, if so many come now.
 
@@ -286,10 +270,12 @@ def best_rival(rivals: Rivals, h: int, x: int, visits: float) -> tuple[float, in
     most = 0.0
     which = -1
     for a in range(rivals.gap.shape[2]):
-        if rivals.noise == 0.0:
-            value = visits * rivals.by_visit[h, x, a] if visits <= _whole_try(rivals, h, x, a) else 0.0
-        else:
+        if rivals.noise > 0.0:
             value = expected_gain(rivals, h, x, a, visits) - visits * rivals.gap[h, x, a]
+        else:
+            whole = max(C.fewest, C.part * C.typical * rivals.precision[h, x, a])
+            gain = expected_gain(rivals, h, x, a, whole) if visits <= whole else 0.0
+            value = visits * (gain / whole - rivals.gap[h, x, a]) if gain > 0.0 else 0.0
         if value > most:
             most, which = value, a
     return most, which
@@ -302,7 +288,6 @@ def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Terms)
     noise = terms.noise
     error = np.empty((horizon, states, actions))
     precision = np.empty((horizon, states, actions))
-    by_visit = np.zeros((horizon, states, actions))
     later = np.empty((horizon, states))
     for x in range(states):
         total = 0.0
@@ -311,7 +296,6 @@ def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Terms)
         for h in range(horizon):
             elsewhere = rows.homogeneity * (total - greedy.occupancy[h, x])
             later[h, x] = terms.left * (greedy.occupancy[h, x] + elsewhere)
-    rivals = Rivals(greedy.gap, error, greedy.headroom, precision, allocated, noise, later, by_visit)
     for h in range(horizon):
         for x in range(states):
             for a in range(actions):
@@ -324,12 +308,7 @@ def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Terms)
                 known = rows.precision[h, x, a] + 1.0 / C.typical
                 precision[h, x, a] = known + information(allocated[h, x, a], noise)
                 error[h, x, a] = math.sqrt(variance * known / precision[h, x, a])
-                if noise == 0.0:
-                    whole = _whole_try(rivals, h, x, a)
-                    gain = expected_gain(rivals, h, x, a, whole)
-                    if gain > 0.0:
-                        by_visit[h, x, a] = gain / whole - greedy.gap[h, x, a]
-    return rivals
+    return Rivals(greedy.gap, error, greedy.headroom, precision, allocated, noise, later)
 
 
 @compiled

@@ -56,18 +56,12 @@ class Releases(NamedTuple):
     asked: BoolArray
 
 
-class Start(NamedTuple):
-    """The law of the first state, and whether it is known."""
-
-    law: FloatArray
-    known: bool
-
-
 @compiled
 def add_releases(
     releases: Releases,
     firsts: IntArray,
-    start: Start,
+    start: FloatArray,
+    start_known: bool,
     row_starts: IntArray,
     successors: NDArray[np.int32],
     probabilities: FloatArray,
@@ -88,15 +82,16 @@ def add_releases(
         first, last, users = firsts[b], firsts[b + 1], releases.users[b]
         for c in range(first, last):
             for x in range(states):
-                p = releases.shares[c] * start.law[x]
+                p = releases.shares[c] * start[x]
                 here[c, x] = users * p
                 variance[c, x] = here[c, x] * (1.0 - p)
         for h in range(horizon):
             total = 0.0
             for x in range(states):
+                of_policies = releases.policies[first:last, h, x], here[first:last, x], variance[first:last, x]
                 for a in range(actions):
-                    predicted = h > 0 or start.known
-                    visits[x, a] = _correct(releases, b, first, last, h, x, a, predicted, here, variance)
+                    counted, noise = releases.counted[b, h, x, a], releases.variance[b, h, x, a]
+                    visits[x, a] = _correct(counted, noise, h > 0 or start_known, a, *of_policies)
                     total += visits[x, a]
             scale = users / total if total > 0.0 else 1.0
             then[first:last] = 0.0
@@ -118,35 +113,25 @@ def add_releases(
 
 @compiled
 def _correct(
-    releases: Releases,
-    b: int,
-    first: int,
-    last: int,
-    h: int,
-    x: int,
-    a: int,
-    predicted: bool,
-    here: FloatArray,
-    variance: FloatArray,
+    counted: float, noise: float, predicted: bool, a: int, plays: NDArray[np.int32], m_of: FloatArray, v_of: FloatArray
 ) -> float:
-    """Kalman's step on one row: its visits, and those of every policy that plays it."""
+    """Kalman's step on a row of action a: its visits, and m and v of every policy that plays it."""
     m = v = 0.0
     players = 0
-    for c in range(first, last):
-        if releases.policies[c, h, x] == a:
-            m += here[c, x]
-            v += variance[c, x]
+    for c in range(len(plays)):
+        if plays[c] == a:
+            m += m_of[c]
+            v += v_of[c]
             players += 1
     if players == 0:
         return 0.0
-    noise = releases.variance[b, h, x, a]
     gain = v / (v + noise) if noise > 0.0 and predicted else 1.0
-    corrected = max(0.0, m + gain * (releases.counted[b, h, x, a] - m))
+    corrected = max(0.0, m + gain * (counted - m))
     left = gain * noise
-    for c in range(first, last):
-        if releases.policies[c, h, x] == a:
-            here[c, x] = here[c, x] * (corrected / m) if m > _NOBODY else corrected / players
-            variance[c, x] = variance[c, x] * (left / v) if v > 0.0 else left / players
+    for c in range(len(plays)):
+        if plays[c] == a:
+            m_of[c] = m_of[c] * (corrected / m) if m > _NOBODY else corrected / players
+            v_of[c] = v_of[c] * (left / v) if v > 0.0 else left / players
     return float(corrected)
 
 

@@ -41,16 +41,13 @@ class Cells(NamedTuple):
 
 
 def arrange(row_starts: IntArray, successors: NDArray[np.int32], pairs: int) -> Cells:
-    """The cells of rows that lead to `successors`; outcomes of a pair in order of the first step that has them."""
+    """The cells of rows that lead to `successors`."""
     row = np.repeat(np.arange(len(row_starts) - 1), np.diff(row_starts))
-    pair = row % pairs
-    leads = pair * (successors.max(initial=0) + 1) + successors
-    _, first, same = np.unique(leads, return_index=True, return_inverse=True)
-    order = np.lexsort((first, pair[first]))
-    outcomes = np.argsort(order)[same]
-    pair_starts = np.searchsorted(pair[first][order], np.arange(pairs + 1))
+    states = successors.max(initial=0) + 1
+    leads, outcomes = np.unique(row % pairs * states + successors, return_inverse=True)
+    pair_starts = np.searchsorted(leads, np.arange(pairs + 1) * states)
     members = np.argsort(outcomes, kind="stable")
-    member_starts = np.searchsorted(outcomes[members], np.arange(len(first) + 1))
+    member_starts = np.searchsorted(outcomes[members], np.arange(len(leads) + 1))
     return Cells(np.array(row_starts), pair_starts, outcomes, member_starts, members, row // pairs)
 
 

@@ -42,34 +42,17 @@ def choose_counters(
     """
     asked = np.ones((2, len(allocated)), dtype=np.bool_)
     asked[0, -1] = False
-    if variances[0] < variances[-1]:
-        drop_counters(find_stakes(rows, values, value_variance, allocated), variances, asked)
-    return asked
-
-
-@compiled
-def drop_counters(stakes: Stakes, variances: FloatArray, asked: BoolArray) -> None:
-    """Drop what tells least of what is `asked`, again and again, and leave what tells most together."""
-    horizon = asked.shape[1]
-    losses = np.zeros(2 * horizon)
-    last = np.zeros(2 * horizon)  # how many are asked in all when one is asked for the last time
-    last[horizon - 1] = np.inf
-    most = len(variances)
-    best = worth(stakes, asked, variances[-1], losses)
-    for touched in range(len(variances) - 1, 0, -1):
-        noise = variances[touched - 1]
+    if variances[0] >= variances[-1]:
+        return asked
+    stakes, losses = find_stakes(rows, values, value_variance, allocated), np.zeros(asked.size)
+    best, most = asked.copy(), worth(stakes, asked, variances[-1], losses)
+    for noise in variances[-2::-1]:
         worth(stakes, asked, noise, losses)
-        least = 0
-        for k in range(1, 2 * horizon):
-            if losses[k] < losses[least]:
-                least = k
-        asked[least // horizon, least % horizon] = False
-        last[least] = touched + 1.0
+        asked.ravel()[losses.argmin()] = False
         told = worth(stakes, asked, noise, losses)
-        if told > best:
-            best, most = told, touched
-    for k in range(2 * horizon):
-        asked[k // horizon, k % horizon] = last[k] <= most
+        if told > most:
+            best, most = asked.copy(), told
+    return best
 
 
 @compiled

@@ -84,15 +84,22 @@ def worth_trying(users: float, left: float) -> float:
 
 
 @compiled
-def expected_value(rows: Rows, values: FloatArray, h: int, x: int, a: int) -> tuple[float, float]:
-    """E V over a row's next states and the variance of its error; values[h, x] has a last step of zeros."""
+def expectation(rows: Rows, values: FloatArray, h: int, x: int, a: int) -> float:
+    """E V over a row's next states; values[h, x] has a last step of zeros."""
     i = (h * rows.rewards.shape[1] + x) * rows.rewards.shape[2] + a
-    first, last = rows.row_starts[i], rows.row_starts[i + 1]
     mean = 0.0
-    for t in range(first, last):
+    for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
         mean += rows.probabilities[t] * values[h + 1, rows.successors[t]]
+    return mean
+
+
+@compiled
+def expected_value(rows: Rows, values: FloatArray, h: int, x: int, a: int) -> tuple[float, float]:
+    """E V over a row's next states and the variance of its error."""
+    mean = expectation(rows, values, h, x, a)
+    i = (h * rows.rewards.shape[1] + x) * rows.rewards.shape[2] + a
     spread = reach = 0.0
-    for t in range(first, last):
+    for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
         apart = (values[h + 1, rows.successors[t]] - mean) ** 2
         spread += rows.probabilities[t] * apart
         reach += apart
