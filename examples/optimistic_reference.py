@@ -247,24 +247,25 @@ class Reference:
         step, size = np.unravel_index(worth.argmax(), worth.shape)
         policy, tries, probed[step] = self.greedy.copy(), value[size, step], not noise
         policy[step] = np.where(tries.any(-1), tries.argmax(-1), policy[step])
-        return policy, float(np.rint(sizes[size]))
+        return policy, float(sizes[size])
 
     # 6. A batch: a few probes, then optimistic plans, each made as if those before it had been played.
-    def plan(self, users: float, left: float, variances: Array, smallest: float, lots: Array) -> Any:
+    def plan(self, users: float, left: float, following: float, variances: Array, smallest: float, lots: Array) -> Any:
         """Policies of a batch, users of each, counters asked; `variances` of noise if one is touched, two, ... all."""
-        noise = float(variances[-1])
+        noise, parts = float(variances[-1]), 1 + (len(lots) - C.policies) / C.probes  # batches it stands for, if few
         allocated, probed = np.zeros(self.shape), np.zeros((self.shape[0], 1, 1), dtype=bool)
-        policies, shares, n = list[Array](), list[float](), max(smallest, users)
+        policies, shares, n = list[Array](), list[float](), max(smallest, users / parts)
         plan, hoped, _ = self.optimistic(allocated, n, left, noise, lots[0])
         idle = self.occupancy(plan, self.greedy)[-1].sum()  # who does as the greedy policy anyhow
         probing = users * (C.always + C.idle * idle if noise else C.exact_always + C.exact_idle * idle)
         by_one, more = probing * (1.0 if noise else C.exact_each), bool(self.visits.any())
         sizes = C.smallest_probe * smallest * np.append(0.0, 1.5 ** np.arange(64))
         while (rest := users - sum(shares)) > 0:
-            last, share = len(shares) == C.policies - 1, 0.0
-            if more and len(shares) < C.probes:
-                most = max(0.0, min(by_one, probing - sum(shares), rest - smallest))
-                policy, share = self.probe(allocated, sizes[sizes <= most], left, noise, probed)
+            last, share, most = len(shares) == len(lots) - 1, 0.0, min(by_one, probing - sum(shares), rest - smallest)
+            if more and len(shares) < C.probes * parts and most >= sizes[1]:
+                tried = sizes <= max(most, (1 - 1 / parts) * probing)
+                policy, whole = self.probe(allocated, sizes[tried], left, noise, probed)
+                share = whole and np.rint(min(most, max(sizes[1], whole * max(1 / parts, following / left))))
             if not (more := share > 0):  # a plan, for as many as double what is known of one of its decisions
                 policy, _, doubling = self.optimistic(allocated, n, 0.0 if last else left, noise, lots[len(shares)])
                 share = np.rint(ratio(np.maximum(smallest, doubling), self.occupancy(policy, policy), np.inf).min())

@@ -229,13 +229,20 @@ def test_without_noise_the_probes_of_a_batch_are_at_different_steps(noise: float
 
 
 def _batch(
-    rows: Rows, users: float, left: float, noise: float, smallest: float, each: float = 0.0
+    rows: Rows,
+    users: float,
+    left: float,
+    noise: float,
+    smallest: float,
+    each: float = 0.0,
+    following: float = 0.0,
+    parts: int = 1,
 ) -> tuple[PolicyArray, FloatArray]:
-    """The policies of a batch and how many play each."""
-    lots = np.random.default_rng(0).random((C.policies, *rows.rewards.shape))
+    """The policies of a batch and how many play each, if it stands for so many parts."""
+    lots = np.random.default_rng(0).random((C.policies + (parts - 1) * C.probes, *rows.rewards.shape))
     start = np.full(rows.rewards.shape[1], 1.0 / rows.rewards.shape[1])
     variances = noise - each * np.arange(2.0 * len(rows.rewards) - 1)[::-1]
-    policies, shares, _ = plan_batch(rows, start, Terms(users, left, noise, smallest), variances, lots)
+    policies, shares, _ = plan_batch(rows, start, Terms(users, left, noise, smallest, following), variances, lots)
     return policies, shares
 
 
@@ -249,6 +256,17 @@ def test_nobody_probes_before_anything_was_seen() -> None:
     policies, _ = _batch(rows, 100.0, 1e6, 0.0, 4.0)
     optimistic_policy(rows, np.zeros((4, 10, 2)), Terms(100.0, 1e6, 0.0, 4.0), lots[0], plan, values)
     np.testing.assert_array_equal(policies[0], plan)
+
+
+@pytest.mark.parametrize("next_part", [0.0, 0.5, 1.0])
+def test_few_batches_leave_a_part_of_a_probe_to_the_next(next_part: float) -> None:
+    """A quarter of it if a batch stands for four, or as much of it as the next batch is of all that is left."""
+    rows = _bandit(np.array([0.6, 0.3]), np.array([0.001, 0.2]), np.array([1e5, 20.0]))
+    (whole, *_), left = _batch(rows, 2e4, 1e5, 100.0, 20.0)[1], 1e5
+    policies, shares = _batch(rows, 2e4, left, 100.0, 20.0, following=next_part * left, parts=4)
+    assert policies.ravel()[0] == 1
+    assert shares[0] == round(whole * max(0.25, next_part))
+    assert shares.sum() == 2e4
 
 
 def _planned(users: float, *, unknown: float = 0.0) -> tuple[list[int], list[float]]:

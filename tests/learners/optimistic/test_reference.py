@@ -17,7 +17,7 @@ from shufflerl.population import CountPopulation
 from tests.support.examples import random_mdp
 
 
-@pytest.mark.parametrize("epsilon", [None, 5.0, 0.5])
+@pytest.mark.parametrize(("epsilon", "batches"), [(None, None), (5.0, None), (0.5, None), (0.5, 7)])
 @pytest.mark.parametrize(
     "mdp",
     [
@@ -26,9 +26,9 @@ from tests.support.examples import random_mdp
         pytest.param(random_mdp(3, 4, 2, 3), id="starts", marks=pytest.mark.slow),
     ],
 )
-def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None) -> None:
+def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None, batches: int | None) -> None:
     """What is played, by how many, and what is asked, in all batches of a run."""
-    learner = Optimistic(mdp.problem(20_000), 0)
+    learner = Optimistic(mdp.problem(20_000), 0, batches)
     privatizer = privatizers.make("none")
     if epsilon is not None:
         privatizer = privatizers.make("shuffle", learner, epsilon=epsilon, delta=1e-5, seed=1)
@@ -40,10 +40,10 @@ def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None) -> None:
         batch = learner.next_batch()
         if batch is None:
             break
-        drawn = lots.random((C.policies, *mdp.rewards.shape))
+        drawn = lots.random((C.policies + (round((40 / batches - 1) * C.probes) if batches else 0), *mdp.rewards.shape))
         smallest = smallest_try(math.sqrt(learner.noise))
-        users = float(batch.users)
-        policies, shares, asked = reference.plan(users, left - users, learner.variances, smallest, drawn)
+        users, following = float(batch.users), float(learner.sizes[batch.index + 1 :][:1].sum())
+        policies, shares, asked = reference.plan(users, left - users, following, learner.variances, smallest, drawn)
         ours = _merged(policies.astype(np.int32), shares / users)
         where = f"batch {batch.index}"
         np.testing.assert_array_equal(ours.policies, batch.mixture.policies, err_msg=where)

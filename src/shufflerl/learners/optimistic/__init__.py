@@ -28,7 +28,8 @@ recover. Without noise a visit is worth its part of a larger try (KG*).
 **Batches.** A batch is a mixture of a few probes and plans, each made as if those before it had been played
 (`planner.plan_batch`). It asks for no more counters than are worth their noise (`query`): noise grows with the
 number of counters that a user touches. Batches grow from the users that stand out of the noise, or some times as many
-if batches are few (`learner.schedule`).
+if batches are few (`learner.schedule`). With noise each of these is planned as the many it stands for: more probes, and
+smaller, as the next batch can go on with them.
 
 `learner` is the learner, `model` what it knows; inner loops of the others are compiled.
 Every constant is in `constants`. `examples/optimistic_reference.py` is all of it in plain NumPy.

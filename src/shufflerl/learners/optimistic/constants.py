@@ -53,7 +53,7 @@ class Constants(NamedTuple):
     #: The bonus of a row that nobody has seen, in parts of what there is to earn (0.05 to 0.15; 1.12 times at 0.4
     #: without noise).
     novelty: float = 0.15
-    #: Policies of a batch at most (9 to 14; 1.1 times at 6), and probes among them (2 to 7).
+    #: Policies of a batch at most (9 to 14; 1.1 times at 6), and probes among them (2 to 7); more if batches are few.
     policies: int = 9
     probes: int = 4
 

@@ -70,8 +70,12 @@ class Optimistic(Learner):
     def _plan(self) -> tuple[int, Mixture, CountQuery]:
         users = int(self.sizes[self.batches_observed])
         model, problem, query = self.model, self.problem, self.query
-        terms = Terms(float(users), float(self.episodes_left - users), self.noise, smallest_try(math.sqrt(self.noise)))
-        lots = self.rng.random((C.policies, *model.visits.shape))
+        following = float(self.sizes[self.batches_observed + 1 :][:1].sum())
+        left, smallest = float(self.episodes_left - users), smallest_try(math.sqrt(self.noise))
+        terms = Terms(float(users), left, self.noise, smallest, following)
+        # Few batches each stand for several: 10 for the 40 of whoever does not say how many.
+        parts = max(1.0, C.batches / self.batches) if self.batches and self.noise else 1.0
+        lots = self.rng.random((C.policies + round((parts - 1.0) * C.probes), *model.visits.shape))
         policies, shares, asked = plan_batch(model.rows, model.start, terms, self.variances, lots)
         asked[1, 0] |= problem.start is None  # nothing else tells where users begin
         if asked.sum() < query.touched_counters:

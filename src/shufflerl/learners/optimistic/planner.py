@@ -34,7 +34,7 @@ _FINER = 1.5
 
 
 class Terms(NamedTuple):
-    """What a batch is planned for: so many `users`, and so many `left` after it.
+    """What a batch is planned for: so many `users`, and so many `left` after it, `following` of them in the next batch.
 
     `noise` is the variance of a counter's noise if every counter is asked, `smallest` the users of the smallest try.
     """
@@ -43,6 +43,7 @@ class Terms(NamedTuple):
     left: float
     noise: float
     smallest: float
+    following: float = 0.0
 
 
 class Greedy(NamedTuple):
@@ -403,16 +404,22 @@ def plan_batch(
     users as its net value is largest for, a plan for as many as double the precision of one of its decisions (or bring
     it the smallest try). Who is left when there is no room for more plays the greedy policy. The more of the plan's
     users do as the greedy policy anyhow, the more may probe; a whole try stays for the plans. `variances` are those of
-    a counter's noise if fewer counters are asked; `lots` break ties.
+    a counter's noise if fewer counters are asked; `lots`, of all policies there may be, break ties.
+
+    Where batches are few, each stands for `parts` of many: it has as many times the probes (one more of the `lots` for
+    each), and plans as bold as for a part of its users. A probe whose net value is largest with m users has m / parts
+    of them, as the next batch can go on with it, or as much of m as that batch is of all that is left.
     """
     horizon, states, actions = rows.rewards.shape
     users, smallest = terms.users, terms.smallest
+    parts = 1.0 + (len(lots) - C.policies) / C.probes
+    bold, further = terms._replace(users=users / parts), terms.following / max(1.0, terms.left)
     occupancy, allocated = np.empty((horizon, states)), np.zeros((horizon, states, actions))
     hoped, values = np.empty((horizon + 1, states)), np.empty((horizon + 1, states))
     policies: PolicyArray = np.empty((len(lots), horizon, states), dtype=np.int32)
     shares: list[float] = []
     plan: PolicyArray = np.empty((horizon, states), dtype=np.int32)
-    optimistic_policy(rows, allocated, terms, lots[0], plan, hoped)
+    optimistic_policy(rows, allocated, bold, lots[0], plan, hoped)
     greedy, probed = find_greedy(rows, start), np.zeros(horizon, dtype=np.bool_)
     idle = follow(rows, start, plan, greedy.policy, occupancy)
     by_one = most_probing = users * (C.always + C.idle * idle)
@@ -423,14 +430,16 @@ def plan_batch(
     while (rest := users - sum(shares)) > 0.0:
         policy, share = policies[len(shares)], 0.0
         last = len(shares) == len(policies) - 1
-        if probing and len(shares) < C.probes and not last:
+        if probing and len(shares) < C.probes * parts and not last:
             most = min(by_one, most_probing - sum(shares), rest - smallest)
-            share = float(round(plan_probe(rows, greedy, allocated, terms, most, probed, policy)))
+            whole = max(most, (1.0 - 1.0 / parts) * most_probing) if most >= C.smallest_probe * smallest else 0.0
+            if (whole := plan_probe(rows, greedy, allocated, terms, whole, probed, policy)) > 0.0:
+                share = float(round(min(most, max(C.smallest_probe * smallest, whole * max(1.0 / parts, further)))))
         probing = share > 0.0
         if not probing and not shares:
             policy[:] = plan
         elif not probing:
-            now = terms._replace(left=0.0) if last else terms
+            now = terms._replace(left=0.0) if last else bold
             optimistic_policy(rows, allocated, now, lots[len(shares)], policy, values)
         follow(rows, start, policy, policy, occupancy)
         if not probing:
