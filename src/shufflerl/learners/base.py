@@ -23,7 +23,7 @@ from shufflerl.returns import ReturnProblem
 from shufflerl.seeding import Seed, stream
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
-STATE_VERSION = 8
+STATE_VERSION = 9
 
 
 class Plain:
