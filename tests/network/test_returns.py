@@ -301,7 +301,7 @@ def test_a_run_learns_from_returns_by_every_way(
 ) -> None:
     """A replay of the releases is the learner that was told them, after a restart too; and the page can show it."""
     pretend_to_seal(monkeypatch)
-    problem = ReturnProblem(1, 1, horizon=3, episodes=200, low=0.0, high=20.0, head="box")
+    problem = ReturnProblem(1, 1, horizon=3, episodes=600, low=0.0, high=20.0, head="box")
     parameters = {"first": 60, "family": "mlp", "hidden": 2} if transport == "sums" else {"first": 60}
     run = Run(problem, "policy-search", Budget(8.0, 1e-5), 7, parameters, transport=transport, noise=noise)
     system = System(tmp_path, run)
@@ -329,7 +329,7 @@ def test_a_run_learns_from_returns_by_every_way(
     for point in told["history"]:
         assert 0 <= point["low"] <= point["value"] <= point["high"] <= 20
         assert all(0 <= arm <= 20 for arm in point["arms"])
-    assert told["history"][-1]["users"] == 200
+    assert told["history"][-1]["users"] == problem.episodes
 
 
 def test_a_fleet_plays_gymnasiums_environments_by_their_ids() -> None:

@@ -1,8 +1,8 @@
 """CMA-ES (Hansen 2016) on noisy values, in plain arrays that can be saved and restored exactly.
 
 The package `cma` keeps its state in objects that can only be pickled; these are the same equations and constants, but
-for the weights. Those of `cma` go by rank. These go by how far a value is above the mean of all: where most values are
-alike but for noise, ranks would be those of the noise.
+for the weights. Those of `cma` go by rank. Under noise these go by how far a value is above the mean of all: where most
+values are alike but for noise, ranks would be those of the noise.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ class CMAES:
         axes, deviations = self._axes()
         return self.mean + self.sigma * (draws * deviations) @ axes.T
 
-    def update(self, draws: FloatArray, values: FloatArray) -> None:
-        """Move towards the draws whose values are above the mean, in proportion."""
+    def update(self, draws: FloatArray, values: FloatArray, ranked: bool = False) -> None:
+        """Move towards the draws whose values are above the mean, in proportion; or by rank, as `cma` does."""
         above = np.maximum(values - values.mean(), 0.0)
+        if ranked:
+            above = np.maximum(math.log((len(values) + 1) / 2) - np.log(1 + (-values).argsort().argsort()), 0.0)
         if not above.any():
             return
         weights = above / above.sum()

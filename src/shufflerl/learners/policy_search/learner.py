@@ -21,6 +21,7 @@ from shufflerl.counts import Release
 from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.learners.policy_search.cma import CMAES
 from shufflerl.mdp import Mixture, Problem
+from shufflerl.noise import Noise
 from shufflerl.policies import Network
 from shufflerl.returns import ReturnProblem, ReturnQuery
 from shufflerl.seeding import Seed
@@ -31,23 +32,38 @@ class Constants:
     """One set for all problems, chosen on seeds from 1000 on (research/policy-search.md says what each is worth)."""
 
     arms: int = 12  # policies drawn around the mean in every batch
+    pool: int = 128  # where there is no noise: so many that hardly any two users play the same
     points: int = 4  # of the window; more tell where returns are, and cost hardly any noise
-    fine_points: int = 64  # where there is no noise
+    fine_points: int = 256  # where there is no noise
     variance: float = 0.05  # of an arm's estimate, in widths of the window: what the smallest batches are sized for
-    certain: float = 0.5  # reliability of the arms' differences that later batches are sized for
+    certain: float = 0.4  # reliability of the arms' differences that later batches are sized for
     uncertain: float = 0.2  # below it a batch's arms are not followed
     growth: float = 1.2  # of batches at most, and of the step while there is nothing to follow
-    farthest: float = 100.0  # step at which a search that found nothing begins anew
+    empty: float = 0.25  # of the window's width: if returns are below it on average, its upper half is not needed
+    narrowing: float = 0.75  # of the window's width from batch to batch: what is less is not settled yet
+    steps: float = 4.0  # of the random walk by which states of a table are neighbours
     top: float = 0.08  # share of returns at the highest point that the window keeps to,
     bottom: float = 0.04  # and at the lowest
     pace: float = 2.0  # of the window's ends, in widths for each share too many
     narrowest: float = 0.0025  # of the range of returns: the least window
     memory: float = 0.2  # weight of a batch in running estimates and in the averaged policy
-    reserve: float = 0.1  # of all users, for a check of what was found and to play it
-    ending: float = 0.05  # of the users left: a search that needs more in one batch ends
+    patience: float = 25.0  # batches without a better return, after which a search ends;
+    hopeless: float = 10.0  # so many if returns have fallen from the first and never risen
+    again: float = 0.2  # of the mean's length: the step where a search without noise goes on with more users
+    trail: int = 5  # former means that are checked too, each so many updates after the one before
+    explored: float = 0.25  # of all users, after which no search begins anew if one has found something,
+    least: float = 100.0  # or so many of the smallest batches
+    reserve: float = 0.15  # of all users, for a check of what was found and to play it
+    ending: float = 0.02  # of the users left: a search that needs more in one batch ends
 
 
 C = Constants()
+
+#: The error of a running mean beside that of one batch.
+_SETTLED = math.sqrt(C.memory / (2 - C.memory))
+
+#: Of so many states at most neighbours are told: a matrix of them is inverted.
+MAX_LINKED = 1000
 
 
 @dataclass
@@ -57,13 +73,17 @@ class _Progress:
     phase: str = "range"  # range -> search -> check -> commit
     low: float = 0.0  # of the window of returns
     high: float = 1.0
+    checked: tuple[float, float] = (1e300, -1e300)  # the window of the last check, empty before
     noise: float | None = None  # variance on each counter
     users: float = 0.0  # of the next batch
     base: float = 0.0  # users that noise asks for at least
     value: float | None = None  # running return
     error: float = 0.0  # of one batch's return
-    lowest: float = math.inf  # running return so far
-    risen: bool = False  # whether returns have left it
+    lowest: float = math.inf  # running return of this search
+    highest: float = -math.inf
+    waited: float = 0.0  # batches since it was higher than ever
+    risen: bool = False  # whether returns have left the lowest
+    stalled: bool = False  # whether one user for each policy, without noise, has led no further
     signal: float | None = None  # running variance of the arms' true returns
     reliability: float | None = None
     spread: list[float] = field(default_factory=list)  # arms' estimated returns, in order
@@ -72,8 +92,8 @@ class _Progress:
 class PolicySearch(Learner):
     """CMA-ES on noisy returns.
 
-    `family` is "linear" or "mlp", with one hidden layer of `hidden` units. `first` is how many users the first batch
-    has, and the fewest that any later one has: the noise is not known before. On a problem of states and actions it
+    `family` is "linear" or "mlp", with one hidden layer of `hidden` units. `first` is the fewest users that a batch
+    has, and how many the first one has where the noise is not known before. On a problem of states and actions it
     searches tables that do the same at every step: one logit for each state and action, or a network of the state.
     """
 
@@ -81,7 +101,7 @@ class PolicySearch(Learner):
     problems: ClassVar[tuple[type[Problem] | type[ReturnProblem], ...]] = (Problem, ReturnProblem)
 
     def __init__(
-        self, problem: Problem | ReturnProblem, seed: Seed, *, family: str = "linear", hidden: int = 16, first: int = 24
+        self, problem: Problem | ReturnProblem, seed: Seed, *, family: str = "linear", hidden: int = 16, first: int = 4
     ) -> None:
         chosen = checks.choice("family", family, ("linear", "mlp"))
         units = checks.whole("hidden", hidden, least=1)
@@ -91,18 +111,56 @@ class PolicySearch(Learner):
         if isinstance(problem, Problem):
             self.low: float = 0.0
             self.high: float = float(problem.horizon)
-            self.network = Network(problem.n_states, max(2, problem.n_actions), layers)
+            self.features = state_features(problem)
+            self.network = Network(self.features.shape[1], max(2, problem.n_actions), layers)
         else:
             self.low = -math.inf if problem.low is None else problem.low
             self.high = math.inf if problem.high is None else problem.high
             self.network = Network(problem.inputs, problem.actions, layers, problem.head)
-        self.search = CMAES(self.network.size, C.arms)
         self.progress = _Progress(users=float(self.first))
-        self.draws = np.zeros((C.arms, self.network.size))
-        self.average = np.zeros(self.network.size)
-        self.candidates = np.zeros((1, self.network.size))
+        self.champion = np.zeros((0, self.network.size))  # what the last check chose; none before
+        self.candidates, self.scores = self.champion, np.zeros(0)  # in the check, and how they do
+        self._search_anew()
+        self.narrowest = 0.0
         if math.isfinite(self.low):
             self._begin(self.low, self.high)
+
+    def _search_anew(self) -> None:
+        """Forget all but what a check has chosen."""
+        progress, size = self.progress, self.network.size
+        self.search = CMAES(size, self._population)
+        self.draws, self.average, self.trail = np.zeros((0, size)), np.zeros(size), np.zeros((0, size))
+        progress.value, progress.lowest, progress.highest, progress.waited = None, math.inf, -math.inf, 0.0
+        progress.risen, progress.stalled, progress.signal = False, False, None
+        progress.users = self._least
+
+    def expect(self, noise: Noise) -> None:
+        """Size the first batch by the noise that there will be."""
+        if not self.batches_observed and not self.waits:
+            self._set_noise(noise.variance)
+            self._search_anew()
+
+    def _set_noise(self, variance: float) -> None:
+        """Know the noise on a counter, and by it how many users a batch needs."""
+        self.progress.noise = variance
+        self.progress.base = max(self.first, C.arms * _users_per_arm(variance))
+
+    @property
+    def _exact(self) -> bool:
+        """Whether every user plays a policy of its own, as in CMA-ES on exact values: without noise, while it helps."""
+        return self.progress.noise == 0 and not self.progress.stalled
+
+    @property
+    def _population(self) -> int:
+        """Policies that one update compares: as many as the package `cma` has where there is no noise."""
+        return 4 + int(3 * math.log(self.network.size)) if self.progress.noise == 0 else C.arms
+
+    @property
+    def _least(self) -> float:
+        """Users of the smallest batches of a search."""
+        if self.progress.noise is None:
+            return self.first
+        return max(self.first, self._population) if self._exact else self.progress.base
 
     @property
     def most_batches(self) -> int:
@@ -122,14 +180,22 @@ class PolicySearch(Learner):
         if left - users < max(self.first, progress.base):
             users = left
         if progress.phase in ("search", "check") and users == left and self.batches_observed:
-            progress.phase, self.candidates = "commit", self.average[None]  # what is left is too few to learn from
+            self.candidates = self._chosen[None]
+            progress.phase = "commit"  # what is left is too few to learn from
         if progress.phase in ("range", "search"):
-            self.draws = self.rng.standard_normal((C.arms, self.network.size))
+            self.draws = self.rng.standard_normal((C.pool if self._exact else C.arms, self.network.size))
             policies = self.search.place(self.draws)
         else:
             policies = self.candidates
         weights = np.full(len(policies), 1 / len(policies))
         return users, self._mixture(policies, weights), ReturnQuery(len(weights), self._points())
+
+    @property
+    def _chosen(self) -> FloatArray:
+        """The parameters that the learner would end with now."""
+        best = self.candidates if self.progress.phase in ("check", "commit") else self.champion
+        chosen: FloatArray = best[0] if len(best) else self.average
+        return chosen
 
     def _points(self) -> tuple[float, ...]:
         progress = self.progress
@@ -143,7 +209,7 @@ class PolicySearch(Learner):
         problem = self.problem
         if isinstance(problem, ReturnProblem):
             return Mixture(parameters, weights, self.network)
-        chosen = self.network.act(parameters[:, None].astype(np.float32), np.eye(problem.n_states))
+        chosen = self.network.act(parameters[:, None].astype(np.float32), self.features)
         actions = np.minimum(chosen, problem.n_actions - 1).astype(np.int32)
         return Mixture(np.repeat(actions[:, None], problem.horizon, axis=1), weights)
 
@@ -154,31 +220,36 @@ class PolicySearch(Learner):
         assert isinstance(release.batch.query, ReturnQuery)
         points, noise = np.array(release.batch.query.points), release.noise.variance
         counts = release.values.reshape(len(weights), len(points))
-        progress.noise = noise
-        progress.base = max(self.first, C.arms * _users_per_arm(noise))
+        known = progress.noise is not None
+        self._set_noise(noise)
         if progress.phase == "range":
             self._set_range(points, counts.sum(axis=0), users)
             return
-        if progress.phase == "search" and 2 * users < progress.base:
-            progress.users = progress.base  # the first batch: too few for its noise, which is known now
+        if not known:
+            self._search_anew()  # the first batch was too few for its noise, which is known now
             return
-        told = _Told.of(counts, users * weights, noise)
+        expected, draws = users * weights, self.draws
+        if self._exact and progress.phase == "search":  # who played what is known, and most policies nobody did
+            played = counts.any(axis=1)
+            counts, draws, expected = counts[played], draws[played], counts[played].sum(axis=1)
+        told = _Told.of(counts, expected, noise)
         width = float(points[-1] - points[0])
         progress.error = width * told.error
         returned = float(points[0] + width * told.mean)
         progress.spread = (points[0] + width * np.sort(np.clip(told.mean + told.arms, 0, 1))).tolist()
         left = self.episodes_left - users
         if progress.phase == "search":
-            self._follow(told)
-            self._judge(returned)
-            self._size(told, width, left)
-            self._watch(counts.sum(axis=0) / users)
+            self._watch(counts.sum(axis=0) / users, told.mean + 2 * told.error)
+            self._follow(draws, told, width)
+            self._judge(returned, users)
+            self._size(told, width)
+            self._end(left)
         else:
             progress.value = returned
             if progress.phase == "check":
-                best = int(told.arms.argmax())
-                progress.phase, self.candidates = "commit", self.candidates[best : best + 1]
-            progress.users = max(progress.base, left / 8)
+                self._settle(told, width, left)
+            else:
+                progress.users = max(progress.base, left / 8)
 
     def _begin(self, low: float, high: float) -> None:
         """Search with this window, and none that is much narrower."""
@@ -195,62 +266,121 @@ class PolicySearch(Learner):
         middle = float(np.average(points[found], weights=counts[found]))
         half = 1.5 * float(np.abs(points[found] - middle).max()) + 0.1
         self._begin(middle - half, middle + half)
-        progress.users = progress.base
+        progress.users = self._least
 
-    def _follow(self, told: _Told) -> None:
-        """Move the mean towards the better arms, if they can be told apart; look further where there are none."""
+    def _follow(self, draws: FloatArray, told: _Told, width: float) -> None:
+        """Move the mean towards the better arms, if they can be told apart; look further where there are none.
+
+        While the window still closes on where returns are, the next batch will tell more: only what is certain counts.
+        """
         progress, search = self.progress, self.search
         progress.reliability = told.reliability
-        if progress.reliability >= C.uncertain:
-            search.update(self.draws, told.arms)
-            self.average += C.memory * (search.mean - self.average)
-        elif self._stuck(told):
+        settled = progress.high - progress.low > C.narrowing * width
+        if np.ptp(told.arms) > 0 if self._exact else told.reliability >= (C.uncertain if settled else C.certain):
+            search.update(draws, told.arms, ranked=self._exact)
+            self.average = self.average + (1.0 if self._exact else C.memory) * (search.mean - self.average)
+            if search.updates % C.trail == 0:
+                self.trail = np.concatenate([self.trail[1 - C.trail :], [search.mean]])
+        elif self._exact or self._stuck(told):
             search.sigma *= C.growth
-            if search.sigma > C.farthest:
-                self.search = CMAES(self.network.size, C.arms)
 
     def _stuck(self, told: _Told) -> bool:
         """Whether nearly all policies return the least there is, and always did: there is nothing to follow yet."""
         return not self.progress.risen and told.law[0] > 1 - 2 / C.arms
 
-    def _judge(self, returned: float) -> None:
-        """Keep the running return, and whether it has ever risen."""
+    def _judge(self, returned: float, users: int) -> None:
+        """Keep the running return, whether it has ever risen, and since when it is no better."""
         progress = self.progress
         progress.value = _running(progress.value, returned)
+        error = progress.error * _SETTLED
         progress.lowest = min(progress.lowest, progress.value)
-        if progress.value - progress.lowest > 3 * progress.error * math.sqrt(C.memory / (2 - C.memory)):
+        if progress.value - progress.lowest > 3 * error:
             progress.risen = True
+        progress.waited += min(1.0, users / progress.base)
+        if progress.value > progress.highest + error:
+            progress.highest, progress.waited = progress.value, 0.0
 
-    def _size(self, told: _Told, width: float, left: int) -> None:
-        """As many users as tell arms apart that differ as they did lately; if that is too many, the search ends.
+    def _size(self, told: _Told, width: float) -> None:
+        """As many users as tell arms apart that differ as they did lately.
 
         Where there is nothing to follow there is nothing to size batches by, and many small ones try more policies.
         """
         progress = self.progress
-        assert progress.value is not None
         progress.signal = _running(progress.signal, width**2 * told.signal)
+        if self._exact:
+            return
         if self._stuck(told):
             progress.users = progress.base
         else:
             wanted = C.arms * told.users_for(progress.signal / width**2 * (1 - C.certain) / C.certain)
             progress.users = min(max(progress.base, wanted), C.growth * max(progress.base, progress.users))
-        most = max(8 * progress.base, C.ending * left)
-        done = progress.value > self.high - 0.02 * (self.high - self.low)  # nothing is left to gain
-        late = left < C.reserve * self.problem.episodes
-        if done or late or (progress.risen and progress.users > most):
-            progress.phase, self.candidates = "check", np.stack([self.search.mean, self.average])
-            progress.users = 4 * progress.base
 
-    def _watch(self, shares: FloatArray) -> None:
+    def _end(self, left: int) -> None:
+        """End a search that finds nothing better, is too costly or too late: check what it found, or begin anew.
+
+        One without noise goes on first with several users for each policy, whose returns may differ by themselves.
+        """
+        progress, size = self.progress, self.problem.episodes
+        assert progress.value is not None
+        done = progress.value > self.high - 0.02 * (self.high - self.low)  # nothing is left to gain
+        late = left < C.reserve * size
+        costly = progress.users > max(8 * progress.base, C.ending * left)
+        fallen = not progress.risen and progress.highest - progress.value > 3 * progress.error * _SETTLED
+        ended = progress.waited > (C.hopeless if fallen else C.patience)
+        if done or late or (progress.risen and (costly or ended)):
+            progress.phase = "check"
+            low, high = progress.checked  # or the one chosen before may be beyond the window
+            progress.low, progress.high = min(progress.low, low), max(progress.high, high)
+            self.candidates = np.concatenate([self.champion, [self.average, self.search.mean], self.trail])
+            self.scores = np.zeros(len(self.candidates))
+            progress.users = left / 4 if late else 4 * progress.base
+        elif ended and not progress.risen:
+            self._search_anew()
+        elif self._exact and progress.waited > C.hopeless:
+            progress.stalled, progress.users, progress.waited = True, progress.base, 0.0
+            self._widen()
+
+    def _widen(self) -> None:
+        """Search around the mean again, with steps of a fifth of its length."""
+        mean = self.search.mean
+        self.search = CMAES(len(mean), self._population, C.again * float(np.linalg.norm(mean)) / math.sqrt(len(mean)))
+        self.search.mean = mean
+
+    def _settle(self, told: _Told, width: float, left: int) -> None:
+        """Check the better half of those checked until one is left; look for a better one while that cost few users."""
+        progress, size = self.progress, self.problem.episodes
+        self.scores = self.scores + told.arms / (width * max(told.variance, 1e-12))
+        better = np.argsort(-self.scores)[: (len(self.candidates) + 1) // 2]
+        self.candidates, self.scores = self.candidates[better], self.scores[better]
+        if len(self.candidates) > 1:
+            progress.users = left / 4 if left < C.reserve * size else 4 * progress.base
+            return
+        self.champion, progress.checked = self.candidates, (progress.low, progress.high)
+        assert progress.value is not None
+        done = progress.value > self.high - 0.02 * (self.high - self.low)
+        if size - left < max(C.explored * size, C.least * progress.base) and left > 2 * C.reserve * size and not done:
+            progress.phase = "search"
+            self._search_anew()
+        else:
+            progress.phase, self.candidates = "commit", self.champion
+            progress.users = max(progress.base, left / 8)
+
+    def _watch(self, shares: FloatArray, mean: float) -> None:
         """Let the window's ends keep to where a few of the returns are: outwards where more are, inwards where fewer.
 
-        Noise on an arm's return goes with the window's width; but returns beyond its lower end count too little.
+        Noise on an arm's return goes with the window's width; but returns beyond its lower end count too little. The
+        mean return, in widths and at most what it may be, tells sooner that the window is far too wide.
         """
         progress, width = self.progress, self.progress.high - self.progress.low
+        bottom, top = (
+            (0.0, 0.0) if progress.noise == 0 else (C.bottom, C.top)
+        )  # without noise there is no need to be narrow
         down, up = (
             width * min(max(C.pace * (float(share) - kept), -0.5), 1.0)
-            for share, kept in ((shares[0], C.bottom), (shares[-1], C.top))
+            for share, kept in ((shares[0], bottom), (shares[-1], top))
         )
+        if mean < C.empty and progress.noise:
+            up = -width / 2
         low, high = progress.low - down, progress.high + up
         short = max(0.0, self.narrowest - (high - low)) / 2
         low, high = max(low - short, self.low), min(high + short, self.high)
@@ -258,11 +388,12 @@ class PolicySearch(Learner):
 
     # What to tell and to remember.
 
+    _arrays: ClassVar[tuple[str, ...]] = ("draws", "average", "trail", "champion", "candidates", "scores")
+
     @property
     def released(self) -> Mixture:
         """The policy that the learner would end with now."""
-        policy = self.candidates[0] if self.progress.phase == "commit" else self.average
-        return self._mixture(policy[None], np.ones(1))
+        return self._mixture(self._chosen[None], np.ones(1))
 
     def view(self) -> View:
         """The running return of the policies that users play, and how far those are apart."""
@@ -285,17 +416,18 @@ class PolicySearch(Learner):
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         search, arrays = self.search.state()
         values = {"search": search, "progress": _encoded(asdict(self.progress)), "narrowest": self.narrowest}
-        own = {"draws": self.draws, "average": self.average, "candidates": self.candidates}
+        own = {name: getattr(self, name) for name in self._arrays}
         return values, {**{f"search.{name}": array for name, array in arrays.items()}, **own}
 
     def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-        self.search = CMAES(self.network.size, C.arms)
+        self.progress, self.narrowest = _Progress(**_decoded(values["progress"])), values["narrowest"]
+        self.search = CMAES(self.network.size, self._population)
         prefix = "search."
         self.search.load_state(
             values["search"], {name.removeprefix(prefix): array for name, array in arrays.items() if prefix in name}
         )
-        self.progress, self.narrowest = _Progress(**_decoded(values["progress"])), values["narrowest"]
-        self.draws, self.average, self.candidates = (arrays[n] for n in ("draws", "average", "candidates"))
+        for name in self._arrays:
+            setattr(self, name, arrays[name])
 
 
 @dataclass(frozen=True)
@@ -366,6 +498,25 @@ class _Told:
             law=law,
             noise=noise,
         )
+
+
+def state_features(problem: Problem) -> FloatArray:
+    """features[x, i]: what a policy of a table sees of state x.
+
+    Where it is known which transitions there can be, a state's parameters also speak for its neighbours, by how often a
+    random walk that ends at random visits those. Where nothing is known, each state stands for itself.
+    """
+    states = problem.n_states
+    if problem.layout.is_complete or states > MAX_LINKED:
+        return np.eye(states)
+    rows = np.repeat(np.arange(len(problem.layout.row_starts) - 1), np.diff(problem.layout.row_starts))
+    linked = np.eye(states)
+    linked[rows // problem.n_actions % states, problem.layout.successors] = 1
+    linked = np.maximum(linked, linked.T)
+    walk = linked / linked.sum(axis=1, keepdims=True)
+    visits = np.linalg.inv((1 + 1 / C.steps) * np.eye(states) - walk)
+    features: FloatArray = visits / math.sqrt((visits**2).sum(axis=1).mean())
+    return features
 
 
 def _tilt(law: FloatArray) -> FloatArray:
