@@ -29,7 +29,7 @@ from shufflerl.seeding import Seed
 
 @dataclass(frozen=True)
 class Constants:
-    """One set for all problems, chosen on seeds from 1000 on (research/policy-search.md says what each is worth)."""
+    """One set for all problems, chosen on seeds from 1000 on (research/ says what they are worth)."""
 
     arms: int = 12  # policies drawn around the mean in every batch
     pool: int = 128  # where there is no noise: so many that hardly any two users play the same
