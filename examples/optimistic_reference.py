@@ -64,11 +64,11 @@ def weigh(release: Release, start: Array, p: Array, u: Array) -> tuple[Array, ..
     here, variance = batch.users * law, batch.users * law * (1 - law)  # [policy, x]
     for h, noise in enumerate(conserved.variance[..., None]):
         m, v = here[..., None, None] * takes[:, h], variance[..., None, None] * takes[:, h]
-        predicted, unsure = m.sum(0), v.sum(0)
-        gain = ratio(unsure, unsure + noise, 1.0)
+        predicted, spread = m.sum(0), v.sum(0)
+        gain = ratio(spread, spread + noise, 1.0)
         visits[h] = np.maximum(0.0, predicted + gain * (conserved.visits[h, ..., None] - predicted))
         visits[h] *= batch.users / visits[h].sum()
-        m, v = m * ratio(visits[h], predicted, 0.0), v * ratio(gain * noise, unsure, 0.0)
+        m, v = m * ratio(visits[h], predicted, 0.0), v * ratio(gain * noise, spread, 0.0)
         here, variance = (m * p[h]).sum((1, 2)), (m * p[h] * (1 - p[h]) + m**2 * u[h] + p[h] ** 2 * v).sum((1, 2))
     moves, pays = np.zeros(p.shape), conserved.values[-2 * u.size :].reshape(*u.shape[:3], 2)
     moves[:-1] = conserved.values[: -2 * u.size].reshape(-1, *p.shape[1:])  # the last step leads nowhere
@@ -101,8 +101,8 @@ def posterior(raw: Array, a: Array, b: Array) -> tuple[Array, Array, Array, Arra
     w = 1 / (a + b / C.typical)
     mean = (w * raw).sum(0) / w.sum(0)
     chance = np.clip(mean, 0, 1) * (1 - np.clip(mean, 0, 1))
-    v = a * np.maximum(chance, C.least_chance) + b + C.least_variance
-    v = v + (np.maximum(chance, C.least_difference) / (1 + c))[:, None]  # [g, h, x, a, cell]
+    v = a * np.maximum(chance, C.min_chance) + b + C.min_variance
+    v = v + (np.maximum(chance, C.min_difference) / (1 + c))[:, None]  # [g, h, x, a, cell]
     zeroth, first, second = (((raw - mean) ** k / v).sum(1) for k in range(3))
     logs = -0.5 * (np.log(v).sum(1) + np.log(zeroth) + second - first**2 / zeroth)
     t = (learn_law(logs.sum(-1, keepdims=True) * (width - 1) / width) / (1 + c)).sum(0)
@@ -113,12 +113,12 @@ def posterior(raw: Array, a: Array, b: Array) -> tuple[Array, Array, Array, Arra
         w = w / w.sum(0)
         mean, mean_a, mean_b = (w * raw).sum(0), (w**2 * (a + t)).sum(0), (w**2 * b).sum(0)
         near = project(mean)
-        chance = np.maximum((near * (1 - near)).mean(-1, keepdims=True), C.least_chance)
+        chance = np.maximum((near * (1 - near)).mean(-1, keepdims=True), C.min_chance)
     # How far is that from the uniform row?
     c, usual = c[: C.row_concentrations], (1 - 1 / width) / width
     v = usual * (1 + mean_a * c) / (1 + c) + mean_b
     law = learn_law(-0.5 * (width - 1) * (np.log(v) + ((mean - 1 / width) ** 2).mean(-1, keepdims=True) / v))
-    k = 1 / (1 + mean_a * c + mean_b * (1 + c) / max(usual, C.least_chance))
+    k = 1 / (1 + mean_a * c + mean_b * (1 + c) / max(usual, C.min_chance))
     trust, shared = (law * k).sum(0), (law * k * mean_a / (1 + k * mean_a)).sum(0)
     # Data of a step have weight k, n / (n + c) for n exact visits; the rest leans on the mean and its errors.
     k = 1 / (1 + a * (1 / t - 1) + b / t / chance)
@@ -277,8 +277,8 @@ class Reference:
     # 7. Which counters are asked: noise grows with the number of those that a user touches.
     def ask(self, visits: Array, values: Array, variances: Array) -> Array:
         """Which [f, h]: what tells least is dropped, again and again; of all these, what together tells most."""
-        values, unsure = values[1:, None, None], self.value_variance[1:, None, None]
-        error = self.expected(np.s_[:], values)[1] + C.apart * (self.error * unsure).sum(-1)
+        values, value_variance = values[1:, None, None], self.value_variance[1:, None, None]
+        error = self.expected(np.s_[:], values)[1] + C.apart * (self.error * value_variance).sum(-1)
         stake = visits.sum(-1, keepdims=True) * (visits > 0) * np.stack([error, self.r_variance])
         known = 1 / self.open
 

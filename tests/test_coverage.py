@@ -117,7 +117,7 @@ def test_a_warm_start_is_a_head_start() -> None:
 def test_iterations_run_out() -> None:
     mdp, rng = riverswim(np.random.default_rng(0)), np.random.default_rng(1)
     found = policy_sets.make("product", 6, 4, 2)
-    rough = coverage_design(found, mdp.transitions, mdp.start, rng, gap=1e-6, most_iterations=2)
+    rough = coverage_design(found, mdp.transitions, mdp.start, rng, gap=1e-6, max_iterations=2)
     assert rough.iterations == 2
     assert rough.ratio > 1 + 1e-6
     fine = coverage_design(found, mdp.transitions, mdp.start, rng, gap=1e-3)
@@ -136,8 +136,8 @@ def test_bad_input() -> None:
     found = policy_sets.make("product", 5, 5, 3)
     with pytest.raises(InvalidInputError, match="gap"):
         coverage_design(found, mdp.transitions, mdp.start, rng, gap=0.0)
-    with pytest.raises(InvalidInputError, match="most_iterations"):
-        coverage_design(found, mdp.transitions, mdp.start, rng, most_iterations=0)
+    with pytest.raises(InvalidInputError, match="max_iterations"):
+        coverage_design(found, mdp.transitions, mdp.start, rng, max_iterations=0)
     with pytest.raises(InvalidInputError, match="transitions has shape"):
         coverage_design(found, mdp.transitions[1:], mdp.start, rng)
     with pytest.raises(InvalidInputError, match="The policies are for"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shufflerl import planning
-from shufflerl.episodes import LONGEST, EpisodeStretch
+from shufflerl.episodes import MAX_STRETCH, EpisodeStretch
 from shufflerl.errors import InvalidInputError
 from shufflerl.history import History
 from shufflerl.learners.ucbvi import UCBVI
@@ -81,7 +81,7 @@ def test_a_support_that_the_population_leaves_is_refused(compiled: bool, monkeyp
 
 
 def test_more_batches_than_a_stretch_holds_are_played_exactly() -> None:
-    asked = 2 * LONGEST + 5
+    asked = 2 * MAX_STRETCH + 5
     history = learn(UCBVI(MDP_.problem(2 * asked), 0), CountPopulation(MDP_, 0), NoPrivacy(), batches=asked)
     assert len(history) == asked
     whole = learn(UCBVI(MDP_.problem(2 * asked), 0), CountPopulation(MDP_, 0), NoPrivacy())

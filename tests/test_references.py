@@ -89,7 +89,7 @@ def test_sdp_pe_with_the_papers_constants(horizon: int, states: int, actions: in
                 reach(some, model, transition_steps[0]) for some in (release.batch.mixture.policies, policies)
             )
             np.testing.assert_allclose(ours, theirs, rtol=1e-9)
-        return *release.tables, precision(release.noise, query, 0.05 / learner.most_batches)
+        return *release.tables, precision(release.noise, query, 0.05 / learner.max_batches)
 
     def reach(policies: PolicyArray, model: FloatArray, step: int) -> FloatArray:
         """[x, a]: how likely the best of the policies is to get there."""

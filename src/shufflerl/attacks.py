@@ -29,7 +29,7 @@ from shufflerl.seeding import Seed, stream
 #: Who lies early does so among the first of all users, this part of them.
 EARLY = 0.1
 #: If all liars come first, they are at most this part of a batch.
-MOST_CROWDED = 0.5
+MAX_CROWDED = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ class LyingPopulation:
     def play(self, batch: Batch) -> Counts:
         """Let honest users play, and liars say what they like."""
         if self.lie.crowded:
-            liars = min(self._drawn(batch.users), int(batch.users * MOST_CROWDED))
+            liars = min(self._drawn(batch.users), int(batch.users * MAX_CROWDED))
             self._left -= liars
         else:
             liars = int(self._rng.binomial(batch.users, self.share))

@@ -54,16 +54,16 @@ def coverage_design(
     *,
     gap: float = 0.05,
     warm_start: Mixture | None = None,
-    most_iterations: int = 50,
+    max_iterations: int = 50,
 ) -> Design:
     """A mixture whose worst-case coverage is at most (1 + gap) times the number of reachable triples.
 
     Triples no policy of the set can reach under the model count as covered (0/0 = 0). `warm_start`, say the design of
     the set before an elimination, is where to start from: its policies that are still in the set. After
-    `most_iterations` the best mixture so far is returned; its `ratio` says how good it is.
+    `max_iterations` the best mixture so far is returned; its `ratio` says how good it is.
     """
     gap = checks.real("gap", gap, above=0.0)
-    most_iterations = checks.whole("most_iterations", most_iterations, least=1)
+    max_iterations = checks.whole("max_iterations", max_iterations, least=1)
     reachable = policy_set.reachable(transitions, start)
     search = policy_set.search(transitions, start)
     atoms = _Atoms.of(policy_set, transitions, start, warm_start)
@@ -77,7 +77,7 @@ def coverage_design(
         iterations += 1
         if value < coverage:
             policies, weights, coverage = atoms.policies.copy(), atoms.weights.copy(), value
-        if coverage <= (1.0 + gap) * triples or iterations == most_iterations:
+        if coverage <= (1.0 + gap) * triples or iterations == max_iterations:
             return Design(Mixture(np.stack(policies), weights), coverage, triples, iterations)
         atoms.add(worst)
 

@@ -21,7 +21,7 @@ from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer
 from shufflerl.privatizers.none import NoPrivacy
 
 #: Episodes per call, so that progress can be shown and interrupted, and numbers of noise to hold at once.
-LONGEST = 2048
+MAX_STRETCH = 2048
 MAX_NOISE = 4_000_000
 
 
@@ -46,7 +46,7 @@ class EpisodeStretch:
         """Play a stretch of at most `most` episodes: the policies[t, h, x] that were deployed and their true values."""
         learner, mdp = self.learner, self.population.mdp
         every = Layout(mdp.layout.shape) if mdp.layout.rows else mdp.layout  # the learner's sums are tables of all
-        count = min(learner.episodes_left, LONGEST, LONGEST if most is None else most)
+        count = min(learner.episodes_left, MAX_STRETCH, MAX_STRETCH if most is None else most)
         count = max(1, min(count, MAX_NOISE // learner.query.size))
         policies = np.empty((count, *learner.policy.shape), dtype=np.int32)
         policies[0] = learner.policy

@@ -88,7 +88,7 @@ class LearnerContract:
             learner = self.make(self.mdp.problem(episodes))
             history = learn(learner, CountPopulation(self.mdp, 0), self.privatizer())
             assert history.users.sum() == episodes
-            assert len(history) <= learner.most_batches
+            assert len(history) <= learner.max_batches
             assert learner.next_batch() is None
 
     def test_same_seed_same_result_other_seed_other_result(self) -> None:
@@ -193,7 +193,7 @@ class LearnerContract:
         learner, population, privatizer = self.learner(), CountPopulation(self.mdp, 0), self.privatizer()
 
         def check() -> None:
-            told = [asdict(learner.view()), learner.records, learner.parameters, learner.most_batches]
+            told = [asdict(learner.view()), learner.records, learner.parameters, learner.max_batches]
             assert json.loads(json.dumps(told, allow_nan=False)) == _listed(told)
 
         check()

@@ -115,7 +115,7 @@ def test_batches_grow_and_are_none_too_small() -> None:
     assert sum(sizes) == made.problem(20_000).episodes
     assert min(sizes) >= 48 * np.sqrt(42.0)
     assert (np.diff(sizes[:-1]) >= 0).all()
-    assert len(sizes) <= learner.most_batches
+    assert len(sizes) <= learner.max_batches
     assert len(batch_weights(learner)) == 1
 
 

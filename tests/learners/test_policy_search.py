@@ -14,7 +14,7 @@ from shufflerl.experiments.setting import Setting, run
 from shufflerl.learners.base import Learner
 from shufflerl.learners.policy_search import PolicySearch
 from shufflerl.learners.policy_search.cma import CMAES
-from shufflerl.learners.policy_search.learner import C, _Told, state_features
+from shufflerl.learners.policy_search.learner import ArmEstimates, C, state_features
 from shufflerl.mdp import Problem
 from shufflerl.noise import NoNoise
 from shufflerl.population import ReturnPopulation
@@ -72,7 +72,7 @@ def test_what_counts_tell_is_right_on_average_and_as_uncertain_as_they_say() -> 
     for _ in range(4000):
         arms = rng.multinomial(90, np.full(6, 1 / 6))
         counts = np.stack([rng.multinomial(users, law) for users, law in zip(arms, chances, strict=True)])
-        told.append(_Told.of(counts + rng.normal(0, 3, counts.shape), expected, noise))
+        told.append(ArmEstimates.of(counts + rng.normal(0, 3, counts.shape), expected, noise))
     estimates = np.array([one.arms for one in told])
     truth = chances[:, 1] - chances[:, 1].mean()
     stated = float(np.mean([one.variance for one in told]))

@@ -230,7 +230,7 @@ def test_the_analyzer_subtracts_the_noise_of_the_reports_that_came() -> None:
 )
 def test_fewer_reports_than_the_noise_was_sized_for_release_nothing(users: int, fraction: float, fewest: int) -> None:
     agreed = Protocol(QUERY, users, PoissonNoise(20.0), fraction)
-    assert agreed.fewest_reports == fewest
+    assert agreed.min_reports == fewest
     for enough in (fewest, users):
         assert analyze(agreed, [0], enough).shape == (QUERY.size,)
     for wrong in {fewest - 1, users + 1} - {0}:

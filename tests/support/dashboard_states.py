@@ -143,7 +143,7 @@ def learned(
     estimate = history[-1] if history else None
     told: dict[str, Any] = {
         "batches": batches,
-        "most_batches": 16,
+        "max_batches": 16,
         "stages": None,
         "log2_policies": None,
         "log2_all_policies": steps * states * float(np.log2(actions)),
@@ -200,7 +200,7 @@ def searched(batches: int = 30, *, hidden: bool = False, committed: bool = False
     found = {"history": history, "estimate": estimate, "policy": network | {"rows": rows}, "log2_all_policies": None}
     phase = "commit" if committed else "search"
     search = {"phase": phase, "parameters": network["parameters"], "reliability": 0.71 if batches else None}
-    return learned(batches) | found | {"search": search, "returns": True, "changed_actions": None, "most_batches": 101}
+    return learned(batches) | found | {"search": search, "returns": True, "changed_actions": None, "max_batches": 101}
 
 
 def scored() -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Guess(Learner):
         self.batches = batches
 
     @property
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         return self.batches + 1
 
     def _plan(self) -> tuple[int, Mixture, CountQuery]:

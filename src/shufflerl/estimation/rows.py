@@ -20,7 +20,7 @@ from shufflerl import checks
 from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.noise import (
-    LARGEST_COUNT,
+    MAX_COUNT,
     BinomialNoise,
     DiscreteLaplace,
     GaussianNoise,
@@ -160,7 +160,7 @@ def tail(noise: GaussianNoise | Whole, terms: Terms, distance: float) -> float:
     if not isinstance(noise, PoissonNoise | BinomialNoise):
         return bound
     size = noise.trials if isinstance(noise, BinomialNoise) else noise.mean
-    if bound > _ROUNDING and size * max(copies for copies, _ in terms) <= LARGEST_COUNT:
+    if bound > _ROUNDING and size * max(copies for copies, _ in terms) <= MAX_COUNT:
         bound = min(bound, _summed_out(noise, terms, distance) + _ROUNDING)
     return bound
 

@@ -198,7 +198,7 @@ def expected_seconds(setting: Setting, seed: int) -> float | None:
     began = time.perf_counter()
     with compiler_clock() as compiling:
         learn(made.learner, made.population, made.privatizer, batches=1)
-        return (time.perf_counter() - began - compiling()) * made.learner.most_batches
+        return (time.perf_counter() - began - compiling()) * made.learner.max_batches
 
 
 def run_seeds(

@@ -127,7 +127,7 @@ class Learner(ABC):
 
     @property
     @abstractmethod
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         """An upper bound on how many batches this learner asks for in all."""
 
     @property

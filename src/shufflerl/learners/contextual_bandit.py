@@ -144,7 +144,7 @@ class ContextualBandit(Learner):
         return Scores(self.problem.n_states, self.problem.n_actions)
 
     @property
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         """As many as there would be without noise."""
         played = batches = 0
         while played < self.problem.episodes:

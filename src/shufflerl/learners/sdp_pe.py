@@ -119,7 +119,7 @@ class SDPPE(Learner):
             options["policies"], problem.horizon, problem.n_states, problem.n_actions, problem.start
         )
         self.radius: Radius = (
-            PaperRadius(problem, self.rng, c=c, c1=c1, failure=failure, releases=self.most_batches)
+            PaperRadius(problem, self.rng, c=c, c1=c1, failure=failure, releases=self.max_batches)
             if options["radius"] == "paper"
             else DataRadius(problem, self.rng, forget=options["memory"] == "forget", deviations=deviations)
         )
@@ -130,7 +130,7 @@ class SDPPE(Learner):
         self._begin_stage()
 
     @property
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         """One per step of crude exploration and one of fine exploration, in every stage."""
         return len(self.stages) * (self._crude_steps + 1)
 

@@ -67,7 +67,7 @@ class UCBVI(Learner):
         self.query = CountQuery.everything(problem)
 
     @property
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         """One per policy played."""
         return max(1, self.problem.episodes // self.batch)
 

@@ -11,14 +11,14 @@ whole counts (`Whole`) have a `mean`: the expected count, which whoever reads th
 """
 
 from shufflerl.noise.bits import BinomialNoise, PoissonNoise, reach
-from shufflerl.noise.laplace import LARGEST_SCALE, LEAST_SCALE, DiscreteLaplace, NoiseSum, Part, TruncatedLaplace, Whole
-from shufflerl.noise.law import LARGEST_COUNT, Noise, NoNoise
+from shufflerl.noise.laplace import MAX_SCALE, MIN_SCALE, DiscreteLaplace, NoiseSum, Part, TruncatedLaplace, Whole
+from shufflerl.noise.law import MAX_COUNT, Noise, NoNoise
 from shufflerl.noise.real_valued import GaussianNoise, UnaryNoise, on_lattice
 
 __all__ = [
-    "LARGEST_COUNT",
-    "LARGEST_SCALE",
-    "LEAST_SCALE",
+    "MAX_COUNT",
+    "MAX_SCALE",
+    "MIN_SCALE",
     "BinomialNoise",
     "DiscreteLaplace",
     "GaussianNoise",

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
-from shufflerl.noise.law import LARGEST_COUNT
+from shufflerl.noise.law import MAX_COUNT
 
 #: From this variance on the tails come from an expansion of our own: SciPy 1.17 cuts the series of the incomplete gamma
 #: function short, so that the upper tail, and every error bound with it, is too small (by 28% at six deviations of
@@ -28,7 +28,7 @@ class PoissonNoise:
 
     def __post_init__(self) -> None:
         """Refuse a mean that is no positive number."""
-        object.__setattr__(self, "mean", real("mean of the noise", self.mean, above=0, below=LARGEST_COUNT))
+        object.__setattr__(self, "mean", real("mean of the noise", self.mean, above=0, below=MAX_COUNT))
 
     @property
     def variance(self) -> float:
@@ -74,7 +74,7 @@ class BinomialNoise:
 
     def __post_init__(self) -> None:
         """Refuse what is no binomial law with a positive variance."""
-        object.__setattr__(self, "trials", whole("trials", self.trials, least=1, most=LARGEST_COUNT))
+        object.__setattr__(self, "trials", whole("trials", self.trials, least=1, most=MAX_COUNT))
         object.__setattr__(self, "probability", real("probability", self.probability, above=0, below=1))
 
     @property

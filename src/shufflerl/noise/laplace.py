@@ -15,10 +15,10 @@ from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise.bits import BinomialNoise, PoissonNoise
-from shufflerl.noise.law import LARGEST_COUNT, Noise
+from shufflerl.noise.law import MAX_COUNT, Noise
 
 #: Scales of Laplace laws. Below, noise hardly ever comes; above, a scale is no fraction of 53-bit whole numbers.
-LEAST_SCALE, LARGEST_SCALE = 2.0**-6, 2.0**53
+MIN_SCALE, MAX_SCALE = 2.0**-6, 2.0**53
 
 #: Outcomes of a part of a sum that are left out are together about this probable.
 _LEFT_OUT = 1e-18
@@ -86,7 +86,7 @@ class TruncatedLaplace:
     def __post_init__(self) -> None:
         """Refuse a cut that leaves little of the law."""
         object.__setattr__(self, "scale", _scale(self.scale))
-        object.__setattr__(self, "shift", whole("shift", self.shift, least=1, most=LARGEST_COUNT))
+        object.__setattr__(self, "shift", whole("shift", self.shift, least=1, most=MAX_COUNT))
         if self.shift < self.scale:
             raise InvalidInputError(
                 f"shift is {self.shift} and scale {self.scale:g}; expected a shift of at least the scale."
@@ -245,7 +245,7 @@ def _cells(parts: tuple[Part, ...]) -> _Cells:
 
 
 def _scale(scale: float) -> float:
-    return real("scale of the noise", scale, above=LEAST_SCALE, below=LARGEST_SCALE, closed=True)
+    return real("scale of the noise", scale, above=MIN_SCALE, below=MAX_SCALE, closed=True)
 
 
 def _by_rows(law: Noise, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:

@@ -12,7 +12,7 @@ from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
 
 #: Counts are drawn as 64-bit integers, so no law may reach further.
-LARGEST_COUNT = 10**18
+MAX_COUNT = 10**18
 
 
 class Noise(Protocol):

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
-from shufflerl.noise.law import LARGEST_COUNT
+from shufflerl.noise.law import MAX_COUNT
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class UnaryNoise:
 
     def __post_init__(self) -> None:
         """Refuse what is no such encoding."""
-        object.__setattr__(self, "users", whole("users", self.users, least=1, most=LARGEST_COUNT))
+        object.__setattr__(self, "users", whole("users", self.users, least=1, most=MAX_COUNT))
         object.__setattr__(self, "groups", whole("groups", self.groups, least=1))
         object.__setattr__(self, "flip", real("flip", self.flip, above=0, below=0.5))
 

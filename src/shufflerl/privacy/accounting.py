@@ -16,9 +16,9 @@ import scipy  # its parts are loaded when they are first used, which most proces
 from shufflerl.checks import real, whole
 from shufflerl.errors import AccountingError, InvalidInputError, PrivacyWarning
 from shufflerl.noise import (
-    LARGEST_COUNT,
-    LARGEST_SCALE,
-    LEAST_SCALE,
+    MAX_COUNT,
+    MAX_SCALE,
+    MIN_SCALE,
     BinomialNoise,
     DiscreteLaplace,
     GaussianNoise,
@@ -139,15 +139,15 @@ def calibrate_laplace(budget: Budget, changed: int, participations: int = 1) -> 
     """
     losses = even_changes(changed) * whole("participations", participations, least=1)
     refuse_below_floor(budget.delta, losses)
-    if privacy_loss(DiscreteLaplace(LEAST_SCALE), losses).delta(budget.epsilon) <= budget.delta:
-        return DiscreteLaplace(LEAST_SCALE)
+    if privacy_loss(DiscreteLaplace(MIN_SCALE), losses).delta(budget.epsilon) <= budget.delta:
+        return DiscreteLaplace(MIN_SCALE)
     pure = losses / budget.epsilon  # no loss is beyond epsilon there
-    if pure >= LARGEST_SCALE:
+    if pure >= MAX_SCALE:
         raise InvalidInputError(
             f"epsilon is {budget.epsilon:g} and delta {budget.delta:g}: this needs Laplace noise of a scale of "
-            f"{pure:.2g}, and none beyond {LARGEST_SCALE:.2g} can be drawn. Use a larger epsilon or delta."
+            f"{pure:.2g}, and none beyond {MAX_SCALE:.2g} can be drawn. Use a larger epsilon or delta."
         )
-    return _least(lambda scale: DiscreteLaplace(max(scale, LEAST_SCALE)), pure, budget, losses)
+    return _least(lambda scale: DiscreteLaplace(max(scale, MIN_SCALE)), pure, budget, losses)
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
@@ -192,10 +192,10 @@ def uncut(dummies: PoissonNoise | TruncatedLaplace) -> PoissonNoise | DiscreteLa
 
 def drawable(mean: float, budget: Budget) -> PoissonNoise:
     """Poisson noise of the mean that a budget needs; where that is too much to draw, say which budget needs it."""
-    if mean >= LARGEST_COUNT:
+    if mean >= MAX_COUNT:
         raise InvalidInputError(
             f"epsilon is {budget.epsilon:g} and delta {budget.delta:g}: this needs about {mean:.2g} noise tags per "
-            f"counter, and no more than {LARGEST_COUNT:.0e} can be drawn. Use a larger epsilon or delta."
+            f"counter, and no more than {MAX_COUNT:.0e} can be drawn. Use a larger epsilon or delta."
         )
     return PoissonNoise(mean)
 

@@ -18,7 +18,7 @@ from shufflerl import checks
 from shufflerl.counts import Query
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise import (
-    LARGEST_COUNT,
+    MAX_COUNT,
     BinomialNoise,
     DiscreteLaplace,
     GaussianNoise,
@@ -230,7 +230,7 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
         # small, no bit at all, whose loss is infinite, is likeliest of very many users: e^(-tau/2), not 2^-tau.
         # Tau grows with the number of counters, so a query for fewer may cost more.
         parts = (query, query.touching(1))
-        return [(part, users) for part in parts for users in (1, math.ceil(self._tau(part)), LARGEST_COUNT)]
+        return [(part, users) for part in parts for users in (1, math.ceil(self._tau(part)), MAX_COUNT)]
 
     def _noise(self, query: Query, users: int) -> BinomialNoise:
         return accounting.paper_noise(users, self._tau(query))

@@ -71,7 +71,7 @@ class Protocol:
         return Fraction(self.noise.probability) * (self.noise.trials // self.users)
 
     @property
-    def fewest_reports(self) -> int:
+    def min_reports(self) -> int:
         """Reports whose noise suffices."""
         # Forgive the rounding of the product: a tenth of ten users is one.
         return max(1, math.ceil(self.honest_fraction * self.users * (1 - 1e-12)))
@@ -135,9 +135,9 @@ def unbiased(protocol: Protocol, counts: IntArray, reports: int) -> FloatArray:
     Fewer reports than the noise was sized for are refused, as their counts would carry too little of it.
     """
     checks.whole("reports", reports, least=1)
-    if not protocol.fewest_reports <= reports <= protocol.users:
+    if not protocol.min_reports <= reports <= protocol.users:
         raise InvalidInputError(
-            f"reports is {reports}; expected at least {protocol.fewest_reports}, or the noise would fall short of what "
+            f"reports is {reports}; expected at least {protocol.min_reports}, or the noise would fall short of what "
             f"it was sized for, and at most the {protocol.users} users of the batch."
         )
     return counts.astype(np.float64) - reports * float(protocol.rate)

@@ -61,7 +61,7 @@ class Asks(Protocol):
         """All that a batch may ask for."""
 
     @property
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         """How many batches there will be at most."""
 
     @property
@@ -89,7 +89,7 @@ class Service:
     @classmethod
     def of(cls, learner: Asks, seed: Seed, ledger: Ledger | None = None) -> Service:
         """The service of a learner from the batch on that comes next."""
-        batches = (learner.batches_observed, learner.most_batches, learner.reads_running_sums)
+        batches = (learner.batches_observed, learner.max_batches, learner.reads_running_sums)
         return cls(learner.widest_query, learner.problem.episodes, seed, ledger, *batches)
 
 

@@ -18,7 +18,7 @@ from shufflerl.population import CountPopulation
 from tests.support.examples import random_mdp, random_mixture
 
 #: What is public of a model.
-PARTS = ("visits", "sampling", "noise", "rewards", "reward_variances", "probabilities", "between", "rows")
+PARTS = ("visits", "inverse_ess", "noise", "rewards", "reward_variances", "probabilities", "between", "rows")
 
 
 def _alike(seed: int) -> MDP:
@@ -112,11 +112,11 @@ def test_stated_errors_of_pooled_rows_hold(kind: str, users: int) -> None:
         mdp = random_mdp(seed, 6, 4, 2, sparse=kind == "sparse", start=None if kind == "several starts" else 0)
         model, _ = _fit(mdp, users, 20, 0.0 if kind == "no noise" else 15.0, seed, 3 if kind == "mixtures" else 1)
         reward, row = mdp.rewards, np.repeat(np.arange(len(mdp.layout.row_starts) - 1), np.diff(mdp.layout.row_starts))
-        stated = model.sampling[0].ravel()[row] * mdp.probabilities * (1 - mdp.probabilities)
+        stated = model.inverse_ess[0].ravel()[row] * mdp.probabilities * (1 - mdp.probabilities)
         stated += model.noise[0].ravel()[row]
         told = (model.visits.ravel()[row] > 30) & (np.diff(mdp.layout.row_starts)[row] > 1)
         moves.append(((model._raw - mdp.probabilities) / np.sqrt(stated))[told])
-        stated = model.sampling[1] * reward * (1 - reward) + model.noise[1]
+        stated = model.inverse_ess[1] * reward * (1 - reward) + model.noise[1]
         raw = model._raw_paid[1::2].reshape(reward.shape)
         pays.append(((raw - reward) / np.sqrt(stated))[model.visits > 30])
     z, r = np.concatenate(moves), np.concatenate(pays)
@@ -147,7 +147,7 @@ def test_counts_without_noise_are_pooled_with_noisy_ones_as_if_theirs_were_tiny(
         noise = 0.0 if seed % 2 else 15.0
         exact.add(_release(mdp, 400, noise, seed, policies)[0])
         nearly.add(_release(mdp, 400, max(noise, 1e-3), seed, policies)[0])
-    for name in ("visits", "probabilities", "rewards", "reward_variances", "_raw", "sampling", "noise"):
+    for name in ("visits", "probabilities", "rewards", "reward_variances", "_raw", "inverse_ess", "noise"):
         np.testing.assert_allclose(getattr(exact, name), getattr(nearly, name), rtol=1e-3, atol=1e-4, err_msg=name)
 
 
@@ -283,8 +283,8 @@ def test_what_other_steps_tell_adds_to_the_precision_where_steps_are_alike(alike
         table = mdp.layout.table(mdp.probabilities)
         mdp = MDP(np.broadcast_to(table[:1], table.shape), np.broadcast_to(mdp.rewards[:1], (5, 3, 2)), mdp.start)
     model, _ = _fit(mdp, 3000, 8, 10.0)
-    own = 1 / (C.typical * model.sampling[1] + 2 * model.noise[1])
-    own[:-1] = (own[:-1] + 1 / (C.typical * model.sampling[0] + model.noise[0])[:-1]) / 2
+    own = 1 / (C.typical * model.inverse_ess[1] + 2 * model.noise[1])
+    own[:-1] = (own[:-1] + 1 / (C.typical * model.inverse_ess[0] + model.noise[0])[:-1]) / 2
     if alike:
         assert (model.rows.precision > 1.5 * own).mean() > 0.5
     else:

@@ -144,7 +144,7 @@ def test_every_episode_is_in_the_schedule(episodes: int, noise: float) -> None:
     sizes = schedule(episodes, noise, 40)
     assert sizes.sum() == episodes
     assert sizes.min() >= 1
-    assert len(sizes) <= 40 <= Optimistic(Problem(1, 1, 1, 1), 0).most_batches
+    assert len(sizes) <= 40 <= Optimistic(Problem(1, 1, 1, 1), 0).max_batches
 
 
 @pytest.mark.parametrize("noise", [0.0, 10.0])

@@ -19,13 +19,13 @@ from shufflerl.learners.optimistic.posterior import Family, arrange, fit, learn_
 GRID = np.array(C.concentrations)
 
 
-def _fit(raw: FloatArray, sampling: FloatArray, noise: FloatArray) -> Family:
+def _fit(raw: FloatArray, inverse_ess: FloatArray, noise: FloatArray) -> Family:
     """The posterior of rows raw[h, x, a, j], all of which lead to the same outcomes."""
     *shape, width = raw.shape
     rows, flat = int(np.prod(shape)), (shape[0], -1)
     cells = arrange(np.arange(0, raw.size + 1, width), np.tile(np.arange(width), rows), rows // shape[0])
     by_chance, by_noise, between = np.empty(shape), np.empty(shape), np.empty(shape[1:])
-    errors = [each.astype(float, copy=False).reshape(flat) for each in (sampling, noise, by_chance, by_noise)]
+    errors = [each.astype(float, copy=False).reshape(flat) for each in (inverse_ess, noise, by_chance, by_noise)]
     family = Family(cells, raw.ravel().copy(), np.empty(raw.size), between.ravel(), *errors)
     fit(family)
     return family._replace(chance_error=by_chance, noise_error=by_noise, between=between)
@@ -195,9 +195,9 @@ def test_a_few_visits_tell_more_where_every_row_is_certain() -> None:
         raw[..., 0] = 1.0
         if not certain:
             raw[:, :20] = [0.4, 0.3, 0.2, 0.1]
-        sampling = np.full((3, 21, 1), 1 / 7)
-        sampling[:, 20] = 1 / 2
-        family = _fit(raw, sampling, np.zeros((3, 21, 1)))
+        inverse_ess = np.full((3, 21, 1), 1 / 7)
+        inverse_ess[:, 20] = 1 / 2
+        family = _fit(raw, inverse_ess, np.zeros((3, 21, 1)))
         p, value = family.probabilities[-4:], np.array([0.0, 1.0, 2.0, 3.0])
         assert p.sum() == pytest.approx(1.0)
         errors.append(family.chance_error[0, 20, 0] * (p @ value**2 - (p @ value) ** 2))

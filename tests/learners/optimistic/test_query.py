@@ -175,11 +175,11 @@ def test_nothing_is_learned_from_what_was_not_asked() -> None:
     privatizer = privatizers.make("shuffle", Optimistic(problem, 0), epsilon=1.0, delta=1e-5, seed=1)
     model, before = Model(problem), Model(problem)
     model.add(privatizer.release(CountPopulation(mdp, 0).play(batch)))
-    np.testing.assert_array_equal(model.sampling[0, 1:], before.sampling[0, 1:])
-    np.testing.assert_array_equal(model.sampling[1, :2], before.sampling[1, :2])
+    np.testing.assert_array_equal(model.inverse_ess[0, 1:], before.inverse_ess[0, 1:])
+    np.testing.assert_array_equal(model.inverse_ess[1, :2], before.inverse_ess[1, :2])
     played = model.visits > 500
-    assert (model.sampling[0, 0][played[0]] < 1e-2).all()
-    assert (model.sampling[1, 2][played[2]] < 1e-2).all()
+    assert (model.inverse_ess[0, 0][played[0]] < 1e-2).all()
+    assert (model.inverse_ess[1, 2][played[2]] < 1e-2).all()
 
 
 @settings(max_examples=30, deadline=None)

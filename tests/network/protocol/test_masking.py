@@ -138,7 +138,7 @@ def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
     left = terms(honest_fraction=fraction).charge(meaning).noise
     assert privacy_loss(left, QUERY.changed_counters).delta(1.0) <= 1e-5
     assert left.variance == pytest.approx(NEEDED, rel=1e-9)
-    assert protocol_of(meaning).fewest_reports == users - excludable
+    assert protocol_of(meaning).min_reports == users - excludable
 
 
 def test_nobody_can_be_excluded_to_the_last() -> None:

@@ -17,10 +17,10 @@ class Constants(NamedTuple):
     typical: float = 0.15
     #: p(1-p) is never taken for less in the error of data (0.005 to 0.02; 1.1 times the regret at 0.06), and in a
     #: difference between steps (0.001 to 0.02).
-    least_chance: float = 0.02
-    least_difference: float = 0.005
+    min_chance: float = 0.02
+    min_difference: float = 0.005
     #: No cell of a row is told better than by this variance when steps are compared (1e-8 to 1e-4).
-    least_variance: float = 1e-6
+    min_variance: float = 1e-6
     #: Concentrations of rows at a step around their mean over the steps that are weighed against each other, from rows
     #: that have nothing to do with it to the same at every step.
     concentrations: tuple[float, ...] = (0.02, 0.1, 0.5, 2.0, 8.0, 32.0, 128.0, 512.0, 4096.0, 1e6)

@@ -48,7 +48,7 @@ class Optimistic(Learner):
         self.variances: FloatArray = np.zeros(1)  # the same if users touch one counter, two, up to all
 
     @property
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         """As many as were asked for, or else those without noise."""
         return self.batches or C.exact_batches
 

@@ -26,8 +26,9 @@ class Model:
     """The posterior of all rows, made anew after every release.
 
     `probabilities` has one number per possible transition, in order of tags, `rewards` is [h, x, a]. What is known of
-    transitions (f = 0) and rewards (f = 1): the data's errors `sampling` and `noise` (see `pooling`), what these leave
-    open, `chance_error` and `noise_error` (see `Rows`), all [f, h, x, a], and between[f, x, a], how much steps differ.
+    transitions (f = 0) and rewards (f = 1): the data's errors `inverse_ess` and `noise` (see `pooling`), what these
+    leave open, `chance_error` and `noise_error` (see `Rows`), all [f, h, x, a], and between[f, x, a], how much steps
+    differ.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -52,7 +53,7 @@ class Model:
         self._noisy = Releases(users=np.zeros(0), noises=np.zeros(0), shares=np.zeros(0), **none)
         self._raw, self.probabilities = np.zeros((2, layout.size))
         self._raw_paid, self._paid = np.zeros((2, 2 * rows))
-        self.sampling, self.noise, self.chance_error, self.noise_error = errors = np.ones((4, 2, *shape))
+        self.inverse_ess, self.noise, self.chance_error, self.noise_error = errors = np.ones((4, 2, *shape))
         self.between: FloatArray = np.zeros((2, states, actions))
         self._uncertainty = np.zeros(shape)
         pairs, by_pair, between = states * actions, errors.reshape(4, 2, shape[0], -1), self.between.reshape(2, -1)
@@ -101,10 +102,10 @@ class Model:
         The precision of a row is that of its own data, and as far as steps are alike that of its posterior, which all
         steps make: the mean of transitions and rewards. Two counters make a reward.
         """
-        alike = self.homogeneity
-        own = 1.0 / (C.typical * self.sampling + self.noise * np.array([1.0, 2.0])[:, None, None, None])
+        homogeneity = self.homogeneity
+        own = 1.0 / (C.typical * self.inverse_ess + self.noise * np.array([1.0, 2.0])[:, None, None, None])
         known = 1.0 / (C.typical * self.chance_error + self.noise_error) - 1.0 / C.typical
-        known = own + alike * np.maximum(0.0, known - own)
+        known = own + homogeneity * np.maximum(0.0, known - own)
         precision = np.append(known[:, :-1].mean(axis=0), known[1, -1:], axis=0)
         return Rows(
             self._row_starts,
@@ -117,7 +118,7 @@ class Model:
             precision,
             self.visits,
             self.between,
-            alike,
+            homogeneity,
         )
 
     def add(self, release: Release) -> None:
@@ -150,7 +151,7 @@ class Model:
         for mine, exact in zip(self._sums, self._exact, strict=True):
             mine[...] = exact
         self._add(self._noisy, self._sums)
-        data = self._raw, self._raw_paid, self.sampling, self.noise
+        data = self._raw, self._raw_paid, self.inverse_ess, self.noise
         for mine, pooled in zip(data, pool(self._sums, self._row, self._widths), strict=True):
             mine[...] = pooled
         for family in self._families:

@@ -79,9 +79,9 @@ class Rivals(NamedTuple):
 
 
 @compiled
-def along(here: float, after: float, alike: float) -> float:
+def along(here: float, after: float, homogeneity: float) -> float:
     """The variance of an error here and those after it: squares add up, or errors do where the steps are alike."""
-    return here + after + 2.0 * alike * math.sqrt(here * after)
+    return here + after + 2.0 * homogeneity * math.sqrt(here * after)
 
 
 @compiled

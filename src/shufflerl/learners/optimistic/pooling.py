@@ -161,12 +161,12 @@ def pool(sums: Sums, row: IntArray, widths: IntArray) -> tuple[FloatArray, Float
     Cell t is of row[t], which has so many cells.
     """
     seen, squared = sums.weights > 0.0, sums.weights * sums.weights
-    sampling, noise = np.full((2, *seen.shape), UNKNOWN)
-    np.divide(sums.squares, squared, out=sampling, where=seen)
+    inverse_ess, noise = np.full((2, *seen.shape), UNKNOWN)
+    np.divide(sums.squares, squared, out=inverse_ess, where=seen)
     np.divide(sums.noises, squared, out=noise, where=seen)
     raw = 1.0 / widths[row]
     np.divide(sums.moves, sums.weights[0].ravel()[row], out=raw, where=seen[0].ravel()[row])
     pairs = np.full((*sums.pays.shape, 2), 0.5)
     np.divide(sums.pays, sums.weights[1], out=pairs[..., 1], where=seen[1])
     pairs[..., 0] = 1.0 - pairs[..., 1]
-    return raw, pairs.ravel(), sampling, noise
+    return raw, pairs.ravel(), inverse_ess, noise

@@ -54,15 +54,15 @@ def arrange(row_starts: IntArray, successors: NDArray[np.int32], pairs: int) -> 
 class Family(NamedTuple):
     """The rows of one family, transitions or rewards: pooled data, and what `fit` writes.
 
-    `raw` cells become `probabilities`, between[q] becomes t. Of rows [h, q] there are the data's errors, `sampling` A
-    and `noise` B, and what they leave open (see `Rows`).
+    `raw` cells become `probabilities`, between[q] becomes t. Of rows [h, q] there are the data's errors,
+    `inverse_ess` A and `noise` B, and what they leave open (see `Rows`).
     """
 
     cells: Cells
     raw: FloatArray
     probabilities: FloatArray
     between: FloatArray
-    sampling: FloatArray
+    inverse_ess: FloatArray
     noise: FloatArray
     chance_error: FloatArray
     noise_error: FloatArray
@@ -80,7 +80,7 @@ class Scratch(NamedTuple):
 @compiled
 def fit(family: Family) -> None:
     """Write the posterior of every row: how much steps differ, how concentrated rows are, then each row."""
-    horizon, pairs = family.sampling.shape
+    horizon, pairs = family.inverse_ess.shape
     size = 0
     for q in range(pairs):
         size = max(size, family.cells.pair_starts[q + 1] - family.cells.pair_starts[q])
@@ -138,10 +138,10 @@ def _average(family: Family, q: int, chance: float, t: float, s: Scratch) -> tup
     cells = family.cells
     total = by_chance = by_noise = 0.0
     for h in range(len(s.weights)):
-        w = 1.0 / (family.sampling[h, q] + family.noise[h, q] / chance + t)
+        w = 1.0 / (family.inverse_ess[h, q] + family.noise[h, q] / chance + t)
         s.weights[h] = w
         total += w
-        by_chance += w * w * (family.sampling[h, q] + t)
+        by_chance += w * w * (family.inverse_ess[h, q] + t)
         by_noise += w * w * family.noise[h, q]
     for o in range(cells.pair_starts[q], cells.pair_starts[q + 1]):
         top = bottom = 0.0
@@ -168,14 +168,14 @@ def _compare_steps(family: Family, q: int, s: Scratch, likelihoods: FloatArray) 
         for j in range(width):
             o = cells.pair_starts[q] + j
             p = min(1.0, max(0.0, s.mean[j]))
-            chance = max(p * (1.0 - p), C.least_chance)
-            difference = max(p * (1.0 - p), C.least_difference) / (1.0 + C.concentrations[g])
+            chance = max(p * (1.0 - p), C.min_chance)
+            difference = max(p * (1.0 - p), C.min_difference) / (1.0 + C.concentrations[g])
             zeroth = first = second = logs = 0.0
             product = 1.0  # one logarithm for many factors, each well within 1e-100 to 1e100
             for k in range(cells.member_starts[o], cells.member_starts[o + 1]):
                 h = cells.steps[cells.members[k]]
                 apart = family.raw[cells.members[k]] - s.mean[j]
-                w = 1.0 / (family.sampling[h, q] * chance + family.noise[h, q] + difference + C.least_variance)
+                w = 1.0 / (family.inverse_ess[h, q] * chance + family.noise[h, q] + difference + C.min_variance)
                 zeroth += w
                 first += w * apart
                 second += w * apart * apart
@@ -199,7 +199,7 @@ def _average_steps(family: Family, q: int, s: Scratch) -> tuple[float, int, floa
         chance = 0.0
         for j in range(width):
             chance += s.nearest[j] * (1.0 - s.nearest[j]) / width
-        chance = max(chance, C.least_chance)
+        chance = max(chance, C.min_chance)
     return chance, width, by_chance, by_noise
 
 
@@ -226,9 +226,9 @@ def _shrink(family: Family, q: int, s: Scratch, law: FloatArray) -> None:
     The mean's own error is left open too, as far as a step leans on it.
     """
     cells = family.cells
-    horizon, pairs = family.sampling.shape
+    horizon, pairs = family.inverse_ess.shape
     chance, width, by_chance, by_noise = _average_steps(family, q, s)
-    usual = max((1.0 - 1.0 / width) / width, C.least_chance)
+    usual = max((1.0 - 1.0 / width) / width, C.min_chance)
     trust = shared = 0.0
     for g in range(len(law)):
         c = C.concentrations[g]
@@ -237,10 +237,10 @@ def _shrink(family: Family, q: int, s: Scratch, law: FloatArray) -> None:
         shared += law[g] * k * by_chance / (1.0 + k * by_chance)
     c = 1.0 / family.between[q] - 1.0
     for h in range(horizon):
-        sampling, noise = family.sampling[h, q], family.noise[h, q]
-        k = 1.0 / (1.0 + sampling * c + noise * (1.0 + c) / chance)
+        inverse_ess, noise = family.inverse_ess[h, q], family.noise[h, q]
+        k = 1.0 / (1.0 + inverse_ess * c + noise * (1.0 + c) / chance)
         leans = (1.0 - k) ** 2
-        family.chance_error[h, q] = k * sampling / (1.0 + k * sampling) + leans * shared
+        family.chance_error[h, q] = k * inverse_ess / (1.0 + k * inverse_ess) + leans * shared
         family.noise_error[h, q] = k * noise + leans * trust * by_noise
         first = cells.row_starts[h * pairs + q]
         size = cells.row_starts[h * pairs + q + 1] - first

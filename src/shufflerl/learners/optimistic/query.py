@@ -75,8 +75,8 @@ def find_stakes(rows: Rows, values: FloatArray, value_variance: FloatArray, allo
                         precision[0, h, x, a] = 1.0 / (C.typical * by_chance + by_noise)
                         i = (h * states + x) * actions + a
                         for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
-                            unsure = C.apart * value_variance[h + 1, rows.successors[t]]
-                            error[0, h, x, a] += (by_chance * rows.probabilities[t] + by_noise) * unsure
+                            open_variance = C.apart * value_variance[h + 1, rows.successors[t]]
+                            error[0, h, x, a] += (by_chance * rows.probabilities[t] + by_noise) * open_variance
     return Stakes(error, precision, rows.between, allocated, met)
 
 

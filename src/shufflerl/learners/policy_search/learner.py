@@ -163,7 +163,7 @@ class PolicySearch(Learner):
         return max(self.first, self._population) if self._exact else self.progress.base
 
     @property
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         """Each has at least `first` users, but for the last."""
         return math.ceil(self.problem.episodes / self.first) + 1
 
@@ -232,7 +232,7 @@ class PolicySearch(Learner):
         if self._exact and progress.phase == "search":  # who played what is known, and most policies nobody did
             played = counts.any(axis=1)
             counts, draws, expected = counts[played], draws[played], counts[played].sum(axis=1)
-        told = _Told.of(counts, expected, noise)
+        told = ArmEstimates.of(counts, expected, noise)
         width = float(points[-1] - points[0])
         progress.error = width * told.error
         returned = float(points[0] + width * told.mean)
@@ -268,7 +268,7 @@ class PolicySearch(Learner):
         self._begin(middle - half, middle + half)
         progress.users = self._least
 
-    def _follow(self, draws: FloatArray, told: _Told, width: float) -> None:
+    def _follow(self, draws: FloatArray, told: ArmEstimates, width: float) -> None:
         """Move the mean towards the better arms, if they can be told apart; look further where there are none.
 
         While the window still closes on where returns are, the next batch will tell more: only what is certain counts.
@@ -284,7 +284,7 @@ class PolicySearch(Learner):
         elif self._exact or self._stuck(told):
             search.sigma *= C.growth
 
-    def _stuck(self, told: _Told) -> bool:
+    def _stuck(self, told: ArmEstimates) -> bool:
         """Whether nearly all policies return the least there is, and always did: there is nothing to follow yet."""
         return not self.progress.risen and told.law[0] > 1 - 2 / C.arms
 
@@ -300,7 +300,7 @@ class PolicySearch(Learner):
         if progress.value > progress.highest + error:
             progress.highest, progress.waited = progress.value, 0.0
 
-    def _size(self, told: _Told, width: float) -> None:
+    def _size(self, told: ArmEstimates, width: float) -> None:
         """As many users as tell arms apart that differ as they did lately.
 
         Where there is nothing to follow there is nothing to size batches by, and many small ones try more policies.
@@ -346,7 +346,7 @@ class PolicySearch(Learner):
         self.search = CMAES(len(mean), self._population, C.again * float(np.linalg.norm(mean)) / math.sqrt(len(mean)))
         self.search.mean = mean
 
-    def _settle(self, told: _Told, width: float, left: int) -> None:
+    def _settle(self, told: ArmEstimates, width: float, left: int) -> None:
         """Check the better half of those checked until one is left; look for a better one while that cost few users."""
         progress, size = self.progress, self.problem.episodes
         self.scores = self.scores + told.arms / (width * max(told.variance, 1e-12))
@@ -431,7 +431,7 @@ class PolicySearch(Learner):
 
 
 @dataclass(frozen=True)
-class _Told:
+class ArmEstimates:
     """What noisy counts tell: the mean over all arms and each arm's distance from it, in widths of the window."""
 
     mean: float
@@ -464,7 +464,7 @@ class _Told:
         return users
 
     @classmethod
-    def of(cls, counts: FloatArray, expected: FloatArray, noise: float) -> _Told:
+    def of(cls, counts: FloatArray, expected: FloatArray, noise: float) -> ArmEstimates:
         """From counts[arm, point] of so many expected users of each arm.
 
         Arms are compared by the linear estimate of least variance for small shifts of the law of returns over points,

@@ -33,7 +33,7 @@ def learned(run: Coordinator) -> dict[str, Any]:
         log2_all = problem.horizon * problem.n_states * math.log2(problem.n_actions)
     return {
         "batches": len(outcomes),
-        "most_batches": learner.most_batches,
+        "max_batches": learner.max_batches,
         "stages": details.get("stages"),
         "log2_policies": details.get("log2_policies"),
         "log2_all_policies": log2_all,

@@ -41,15 +41,15 @@ SEALED_SEED_BYTES = 32 + SEED_BYTES + 16
 CHUNK_SEEDS = 8_192
 CHUNK_BYTES = 851_968
 #: No batch, attempt or count is larger: 2^53 survives every JSON reader.
-LARGEST = 2**53 - 1
+MAX_NUMBER = 2**53 - 1
 
 TaskId = Annotated[bytes, msgspec.Meta(min_length=TASK_BYTES, max_length=TASK_BYTES)]
 ReportId = Annotated[bytes, msgspec.Meta(min_length=REPORT_ID_BYTES, max_length=REPORT_ID_BYTES)]
 Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
-Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=VERSION)]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
