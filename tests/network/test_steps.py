@@ -67,6 +67,8 @@ def test_what_is_announced_is_what_is_asked() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"horizon": wire.MAX_STEPS + 1}, "horizon"),
+        ({"weights": [1 / 5000] * 5000, "policies": bytes(24 * 5000)}, "has 5,000 policies; expected at most 4,096"),
         ({"states": 2}, "weights has shape"),
         ({"actions": 5}, "bytes; expected 60 for each policy"),
         ({"states": 10**9}, f"states is {10**9}; expected a whole number of at least 1 and at most 100000"),
@@ -112,6 +114,37 @@ class Slots(gymnasium.Env[Any, Any]):
 def drawn(env: Any, agreed: Agreement, times: int) -> Any:
     """tags[i] of so many nodes."""
     return np.array([int(agreed.query.tags(play(env, agreed))[0, 0]) for _ in range(times)])
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_every_step_is_told_as_often(step: int) -> None:
+    """The one step in state 0 is told by a fifth of all nodes; fails by chance with probability 1e-6."""
+    env, agreed = Slots([0 if h == step else 1 for h in range(5)], 0.0), meaning()
+    told = int((drawn(env, agreed, 500) < 4).sum())
+    assert stats.binomtest(told, 500, 0.2).pvalue > 2e-7
+
+
+class Reusing(Slots):
+    """Shows all states in one array, which it changes in place."""
+
+    def __init__(self, first: int, later: int) -> None:
+        super().__init__([0], 0.0, spaces.MultiDiscrete([3, 3]))
+        self.first, self.later, self._seen = first, later, np.zeros(2, dtype=np.int64)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._seen[:] = self.first
+        return self._seen, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._seen[:] = self.later
+        return self._seen, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("later", [1, 7, -1, 10**9])
+def test_an_environment_may_change_its_observation_in_place(later: int) -> None:
+    """What was seen when the action was taken is told, and a node never falls silent for what comes next."""
+    agreed = meaning(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
+    assert set(drawn(Reusing(0, later), agreed, 100)) == {2, 4 if later == 1 else 10}
 
 
 def test_the_whole_episode_is_played_and_any_step_of_it_told() -> None:

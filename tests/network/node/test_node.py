@@ -323,6 +323,25 @@ def test_a_node_that_is_not_drawn_waits_says_so_once_and_is_charged_for_nothing(
     node.close()
 
 
+def test_a_report_whose_token_is_not_drawn_is_kept_and_sent_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How often a batch was extended is told unsigned: who lies about it spends no node's report."""
+    place.abort()
+    place.announce(0, 1, drawn=1e-9)
+    node, told = place.node("a"), contact.status
+    with monkeypatch.context() as patch:
+        patch.setattr(contact, "status", lambda answer: msgspec.structs.replace(told(answer), extensions=60))
+        with pytest.raises(TimeLimitError, match="was not delivered in time and is kept"):
+            node.participate(timeout=1.0)
+    for _ in range(60):  # until everybody is drawn
+        (batch,) = place.world.store.unfinished()
+        place._server._owner.submit(place.world.store.extend, batch.id, batch.deadline).result()
+    assert node.participate() == Receipt(0, "accepted")
+    assert len(releases(place.folder / "a" / "ledger.db")) == 1
+    node.close()
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]

@@ -246,7 +246,8 @@ def _random_step(env: Environment, asked: wire.Steps, scores: FloatArray) -> Tra
         observation, _ = env.reset()
         over = False
         for step in range(asked.horizon):
-            states = ended if over else np.broadcast_to(np.asarray(observation, dtype=np.int64), asked.actions)
+            # A copy: an environment may show what it sees next in the same array.
+            states = ended if over else np.broadcast_to(np.array(observation, dtype=np.int64), asked.actions)
             if not ((states >= 0) & (states < asked.states)).all():
                 _odd(f"The environment is in state {observation}; the batch is for {asked.states} states.")
                 states = np.where((states >= 0) & (states < asked.states), states, ended)

@@ -25,7 +25,7 @@ from shufflerl.network.protocol.sources import Source
 from shufflerl.network.protocol.wire import Announcement, ProblemError, Reason, Transport
 from shufflerl.noise import NoiseSum, PoissonNoise
 from shufflerl.policies import Family, Scores, Table, describe, pack, parse, unpack
-from shufflerl.returns import ReturnProblem, ReturnQuery
+from shufflerl.returns import MAX_POLICIES, ReturnProblem, ReturnQuery
 from shufflerl.steps import StepProblem
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
@@ -175,7 +175,7 @@ def _asked(
     """A query as it is announced."""
     if isinstance(family, Scores):
         assert isinstance(problem, Problem)
-        steps = StepProblem.of(problem).steps
+        steps = _bounded(StepProblem.of(problem).steps)
         return wire.Steps(horizon=steps, states=family.states, actions=family.actions)
     if isinstance(query, CountQuery):
         return wire.Counts(
@@ -189,7 +189,14 @@ def _asked(
     assert isinstance(query, ReturnQuery)
     assert problem is not None
     low, high = (problem.low, problem.high) if isinstance(problem, ReturnProblem) else (0.0, float(problem.horizon))
-    return wire.Returns(family=describe(family), horizon=problem.horizon, points=list(query.points), low=low, high=high)
+    steps = _bounded(problem.horizon)
+    return wire.Returns(family=describe(family), horizon=steps, points=list(query.points), low=low, high=high)
+
+
+def _bounded(steps: int) -> int:
+    if steps > wire.MAX_STEPS:
+        raise InvalidInputError(f"Episodes have {steps:,} steps; expected at most {wire.MAX_STEPS:,} on the network.")
+    return steps
 
 
 @functools.lru_cache(maxsize=64)
@@ -215,6 +222,10 @@ def _parse(announcement: Announcement, payload: bytes) -> Agreement:
     elif isinstance(asked, wire.Steps):
         query = CountQuery.everything(StepProblem(asked.horizon, asked.states, asked.actions, users))
         family = Scores(asked.states, asked.actions)
+        if len(announcement.weights) > MAX_POLICIES:
+            raise InvalidInputError(
+                f"It has {len(announcement.weights):,} policies; expected at most {MAX_POLICIES:,}."
+            )
     else:
         query, family = ReturnQuery(len(announcement.weights), tuple(asked.points)), _played(asked)
     mixture = Mixture(unpack(family, announcement.policies), announcement.weights, family)

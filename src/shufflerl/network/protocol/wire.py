@@ -50,6 +50,9 @@ Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
+#: Steps of an episode: who announces more would have nodes play for ever.
+MAX_STEPS = 100_000
+Horizon = Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
 Version = Annotated[int, msgspec.Meta(ge=1, le=VERSION)]
 Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
@@ -139,7 +142,7 @@ class Returns(_Asked, frozen=True, kw_only=True, tag="returns"):
     """
 
     family: dict[str, int | str | list[int]]
-    horizon: Positive
+    horizon: Horizon
     points: list[float]
     low: float | None = None
     high: float | None = None
@@ -151,7 +154,7 @@ class Steps(_Asked, frozen=True, kw_only=True, tag="steps"):
     The counters are those of the rewards of a problem of one step.
     """
 
-    horizon: Positive
+    horizon: Horizon
     states: Positive
     actions: Positive
 

@@ -42,10 +42,17 @@ def status(answer: httpx2.Response) -> BatchStatus:
 
 
 def outcome(answer: httpx2.Response) -> Outcome:
-    """What became of an upload of one report."""
+    """What became of an upload of one report.
+
+    One whose token is not drawn is not settled: it may be when the batch is given more time. So it is a problem, and
+    the same bytes are sent again until the batch is over.
+    """
     outcomes = wire.decode(Outcomes, content(answer)).outcomes
     if len(outcomes) != 1:
         raise _no_shuffler(answer)
+    problem = outcomes[0].problem
+    if problem is not None and problem.type.rpartition(":")[2] == Reason.not_drawn:
+        raise ProblemError(Reason.not_drawn, problem.detail)
     return outcomes[0]
 
 
@@ -67,7 +74,9 @@ def explained(reason: httpx2.HTTPError | ProblemError, at: str) -> ProblemError:
 
 
 def may_have_arrived(reason: httpx2.HTTPError | ProblemError) -> bool:
-    """Whether what was sent may be there though this came back: not if there never was a connection."""
+    """Whether what was sent may be there though this came back: not if there never was a connection, or no lot."""
+    if isinstance(reason, ProblemError):
+        return reason.reason != Reason.not_drawn
     return not isinstance(reason, httpx2.ConnectError | httpx2.ConnectTimeout)
 
 
