@@ -14,7 +14,7 @@ from scipy import stats
 
 from shufflerl import cli
 from shufflerl.arrays import FloatArray
-from shufflerl.errors import InvalidInputError
+from shufflerl.errors import InvalidInputError, UnknownNameError
 from shufflerl.experiments import chart, compare, store
 from shufflerl.experiments.cells import Cell, Result, curve_episodes
 from shufflerl.experiments.setting import Setting
@@ -291,6 +291,8 @@ def test_any_axis_any_facet() -> None:
     assert axis(chart.chart(sized, "batches", facet="env", kind="sd"))["no privacy"] == [10, 20]
     with pytest.raises(InvalidInputError, match="log is 'z'; expected x, y or xy"):
         chart.chart(runs, "epsilon", log="z")
+    with pytest.raises(UnknownNameError, match="No setting of these results says its 'learner.share'"):
+        chart.chart(runs, "learner.share")
 
 
 def test_many_settings_are_compared_at_once() -> None:

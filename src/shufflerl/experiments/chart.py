@@ -95,6 +95,8 @@ def chart(
         points.setdefault(canonical(flat(result.cell.setting)), []).append(result)
     each = list(points.values())
     settings = [runs[0].cell.setting for runs in each]
+    if each and all(value(runs[0], x) is None for runs in each):
+        raise UnknownNameError(f"No setting of these results says its {x!r}; choose what some of them differ in.")
     along = [name for one in settings for name in flat(one) if name.startswith(_ALONG.get(x, "\0"))]
     without = {x, *along, *([facet] if facet else [])}
     names = labels(settings, without)
