@@ -374,8 +374,8 @@ def _tell_time(setting: Setting, first: int, seeds: int) -> None:
         fewer = "--learner-param batches=10" if ours else "--learner ucbvi --learner-param batch=1000"
         long = f"{seconds * seeds:.0f} seconds" if seconds * seeds < 120 else f"{seconds * seeds / 60:.0f} minutes"
         typer.echo(
-            f"A large problem: by its first batch this will take at most about {long}. Fewer and larger batches take less, as "
-            f"with {fewer}.",
+            f"A large problem: by its first batch this will take at most about {long}. Fewer and larger batches take "
+            f"less, as with {fewer}.",
             err=True,
         )
 

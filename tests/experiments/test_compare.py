@@ -291,7 +291,7 @@ def test_any_axis_any_facet() -> None:
     assert axis(chart.chart(sized, "batches", facet="env", kind="sd"))["no privacy"] == [10, 20]
     with pytest.raises(InvalidInputError, match="log is 'z'; expected x, y or xy"):
         chart.chart(runs, "epsilon", log="z")
-    with pytest.raises(UnknownNameError, match="No setting of these results says its 'learner.share'"):
+    with pytest.raises(UnknownNameError, match=r"No setting of these results says its 'learner\.share'"):
         chart.chart(runs, "learner.share")
 
 
