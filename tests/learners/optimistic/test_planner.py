@@ -22,7 +22,7 @@ from shufflerl.learners.optimistic.planner import (
     expected_gain,
     find_greedy,
     find_rivals,
-    follow,
+    occupancy_of,
     optimistic_policy,
     plan_batch,
     plan_probe,
@@ -316,8 +316,8 @@ def test_who_does_as_the_greedy_policy(seed: int, sparse: bool) -> None:
     here = mdp.start * same[0]
     for h in range(2):
         here = here @ table[h, np.arange(3), best[h]] * same[h + 1]
-    assert follow(rows, mdp.start.copy(), plan, best, occupancy) == pytest.approx(here.sum())
-    assert follow(rows, mdp.start.copy(), plan, plan, occupancy) == pytest.approx(1.0)
+    assert occupancy_of(rows, mdp.start.copy(), plan, best, occupancy) == pytest.approx(here.sum())
+    assert occupancy_of(rows, mdp.start.copy(), plan, plan, occupancy) == pytest.approx(1.0)
     visited = planning.visit_probabilities(table, mdp.start, plan[None])[0]
     np.testing.assert_allclose(occupancy, visited, atol=1e-9)
 

@@ -255,7 +255,7 @@ def test_counters_are_left_out_where_that_is_less_noisy_and_nowhere_else(name: s
         touched.append(batch.query.touched_counters)
         release = privatizer.release(population.play(batch))
         learner.observe(release)
-        assert learner.noise == learner.variances[-1]
+        assert learner.noise_variance == learner.variances[-1]
         assert tuple(learner.variances) == (release.variance_range or (release.noise.variance,))
     assert touched[0] == 11
     assert (min(touched) < 11) == (release.variance_range is not None)

@@ -41,7 +41,7 @@ def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None, batches: int |
         if batch is None:
             break
         drawn = lots.random((C.policies + (round((40 / batches - 1) * C.probes) if batches else 0), *mdp.rewards.shape))
-        smallest = smallest_try(math.sqrt(learner.noise))
+        smallest = smallest_try(math.sqrt(learner.noise_variance))
         users, following = float(batch.users), float(learner.sizes[batch.index + 1 :][:1].sum())
         policies, shares, asked = reference.plan(users, left - users, following, learner.variances, smallest, drawn)
         ours = _merged(policies.astype(np.int32), shares / users)

@@ -44,7 +44,7 @@ class Optimistic(Learner):
         alone = self.batches == 1 or problem.episodes < self.first + self._least
         self.sizes: IntArray = np.array([problem.episodes if alone else self.first], dtype=np.int64)
         self.model = Model(problem)
-        self.noise = 0.0  # its variance on a counter if every counter is asked
+        self.noise_variance = 0.0  # its variance on a counter if every counter is asked
         self.variances: FloatArray = np.zeros(1)  # the same if users touch one counter, two, up to all
 
     @property
@@ -60,7 +60,7 @@ class Optimistic(Learner):
     def expect(self, noise: Noise) -> None:
         """Size all batches by that noise, before the first of them."""
         if self.batches_observed == 0 and not self.waits:
-            self.noise = noise.variance
+            self.noise_variance = noise.variance
             self.sizes = self._sizes(self.problem.episodes, noise, 0)
 
     def _sizes(self, episodes: int, noise: Noise, played: int) -> IntArray:
@@ -71,10 +71,10 @@ class Optimistic(Learner):
         users = int(self.sizes[self.batches_observed])
         model, problem, query = self.model, self.problem, self.query
         following = float(self.sizes[self.batches_observed + 1 :][:1].sum())
-        left, smallest = float(self.episodes_left - users), smallest_try(math.sqrt(self.noise))
-        terms = Terms(float(users), left, self.noise, smallest, following)
+        left, smallest = float(self.episodes_left - users), smallest_try(math.sqrt(self.noise_variance))
+        terms = Terms(float(users), left, self.noise_variance, smallest, following)
         # Few batches each stand for several: 10 for the 40 of whoever does not say how many.
-        parts = max(1.0, C.batches / self.batches) if self.batches and self.noise else 1.0
+        parts = max(1.0, C.batches / self.batches) if self.batches and self.noise_variance else 1.0
         lots = self.rng.random((C.policies + round((parts - 1.0) * C.probes), *model.visits.shape))
         policies, shares, asked = plan_batch(model.rows, model.start, terms, self.variances, lots)
         asked[1, 0] |= problem.start is None  # nothing else tells where users begin
@@ -85,7 +85,7 @@ class Optimistic(Learner):
     def _learn(self, release: Release) -> None:
         self.model.add(release)
         self.variances = np.array(release.variance_range or (release.noise.variance,))
-        self.noise = float(self.variances[-1])
+        self.noise_variance = float(self.variances[-1])
         assert self._waiting is not None
         left = self.episodes_left - self._waiting.users
         if self.sizes.sum() < self.problem.episodes:
@@ -109,7 +109,7 @@ class Optimistic(Learner):
         )
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        values = {"sizes": self.sizes.tolist(), "noise": self.noise, "variances": self.variances.tolist()}
+        values = {"sizes": self.sizes.tolist(), "noise": self.noise_variance, "variances": self.variances.tolist()}
         return values, self.model.state()
 
     def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
@@ -118,11 +118,11 @@ class Optimistic(Learner):
         sizes = np.array(values["sizes"], dtype=np.int64)
         planned = sizes.sum() == self.problem.episodes or (len(sizes) == 1 and not model.visits.any())
         variances = np.array(values["variances"], dtype=np.float64)
-        noises = [values["noise"], *variances]
-        if not planned or sizes.min() < 1 or not all(math.isfinite(noise) and noise >= 0 for noise in noises):
+        each = [values["noise"], *variances]
+        if not planned or sizes.min() < 1 or not all(math.isfinite(noise) and noise >= 0 for noise in each):
             raise StateMismatchError("The saved state has no fitting sizes or noise; use bytes that save() returned.")
         self.model, self.sizes = model, sizes
-        self.noise, self.variances = values["noise"], variances
+        self.noise_variance, self.variances = values["noise"], variances
 
 
 def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:
@@ -135,16 +135,16 @@ def _merged(policies: PolicyArray, weights: FloatArray) -> Mixture:
     return Mixture(distinct, [together[policy] for policy in order])
 
 
-def smallest_try(noise: float) -> float:
+def smallest_try(noise_sd: float) -> float:
     """How many users stand out of a counter's noise of that deviation; a few if there is none.
 
     >>> smallest_try(20.0), smallest_try(0.0)
     (180.0, 2.0)
     """
-    return max(float(C.first if noise else C.fewest), C.deviations * noise)
+    return max(float(C.first if noise_sd else C.fewest), C.deviations * noise_sd)
 
 
-def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntArray:
+def schedule(episodes: int, noise_sd: float, batches: int, least: int = 0) -> IntArray:
     """Sizes of batches, at most so many and none of fewer than `least` users, which add up to the episodes.
 
     They grow from the smallest try, slowly at first: the logarithm of a size grows with the square of its place. Where
@@ -153,7 +153,7 @@ def schedule(episodes: int, noise: float, batches: int, least: int = 0) -> IntAr
     >>> schedule(1000, 20.0, 40)
     array([180, 183, 192, 210, 235])
     """
-    smallest = max(smallest_try(noise), float(least))
+    smallest = max(smallest_try(noise_sd), float(least))
     smallest *= max(1.0, C.opening * math.log(max(1.0, episodes / smallest)) / batches)
     count = max(1, min(batches, int(episodes / smallest)))
     places = (np.arange(count) / max(1, count - 1)) ** 2

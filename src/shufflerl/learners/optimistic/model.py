@@ -104,9 +104,9 @@ class Model:
         """
         homogeneity = self.homogeneity
         own = 1.0 / (C.typical * self.inverse_ess + self.noise * np.array([1.0, 2.0])[:, None, None, None])
-        known = 1.0 / (C.typical * self.chance_error + self.noise_error) - 1.0 / C.typical
-        known = own + homogeneity * np.maximum(0.0, known - own)
-        precision = np.append(known[:, :-1].mean(axis=0), known[1, -1:], axis=0)
+        pooled = 1.0 / (C.typical * self.chance_error + self.noise_error) - 1.0 / C.typical
+        pooled = own + homogeneity * np.maximum(0.0, pooled - own)
+        precision = np.append(pooled[:, :-1].mean(axis=0), pooled[1, -1:], axis=0)
         return Rows(
             self._row_starts,
             self._successors,
@@ -124,9 +124,9 @@ class Model:
     def add(self, release: Release) -> None:
         """Take in the release of a batch, in a few passes over all: the visits need the rows, the rows the visits."""
         conserved, mixture = conserve(release, self._problem.start), release.batch.mixture
-        told = *conserved, release.batch.table_query.asked
+        counted = *conserved, release.batch.table_query.asked
         users, noise, policies = [float(release.batch.users)], [float(release.noise.variance)], mixture.policies
-        each = users, noise, [0] * len(policies), policies, mixture.weights, *(values[None] for values in told)
+        each = users, noise, [0] * len(policies), policies, mixture.weights, *(values[None] for values in counted)
         one = Releases(*map(np.array, each))
         if release.noise.variance == 0.0:
             self._add(one, self._exact)
@@ -140,11 +140,11 @@ class Model:
             self._fit()
 
     def _add(self, releases: Releases, sums: Sums) -> None:
-        states, known = self._problem.n_states, self._problem.start
-        start = np.full(states, 1.0 / states) if known is None else np.array(known)
+        states, stated = self._problem.n_states, self._problem.start
+        start = np.full(states, 1.0 / states) if stated is None else np.array(stated)
         rows = self._row_starts, self._successors, self.probabilities, self._uncertainty
         firsts = np.searchsorted(releases.release, np.arange(len(releases.users) + 1))
-        add_releases(releases, firsts, start, known is not None, *rows, sums)
+        add_releases(releases, firsts, start, stated is not None, *rows, sums)
 
     def _fit(self) -> None:
         self._before = self.probabilities.copy(), self._uncertainty.copy()

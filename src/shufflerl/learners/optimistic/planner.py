@@ -126,12 +126,12 @@ def optimistic_policy(
                 expected, variance = expected_value(rows, values, h, x, a)
                 variance += rows.reward_variances[h, x, a]
                 seen = rows.visits[h, x, a] + allocated[h, x, a]
-                known = rows.precision[h, x, a] + information(allocated[h, x, a], noise)
-                variance *= (rows.precision[h, x, a] + 1.0 / C.typical) / (known + 1.0 / C.typical)
-                doubling = visits_for(known, noise)
+                prior = rows.precision[h, x, a] + information(allocated[h, x, a], noise)
+                variance *= (rows.precision[h, x, a] + 1.0 / C.typical) / (prior + 1.0 / C.typical)
+                doubling = visits_for(prior, noise)
                 z = C.optimism * (by_all if doubling <= users else worth_trying(doubling, left))
-                tells = information(max(users, doubling), noise)
-                squared = z * z * tells / (tells + known) if left > 0.0 else 0.0
+                gained = information(max(users, doubling), noise)
+                squared = z * z * gained / (gained + prior) if left > 0.0 else 0.0
                 shared = seen + (1.0 - min(1.0, 5.0 * rows.between[1, x, a])) * (everywhere[x, a] - seen)
                 index = rows.rewards[h, x, a] + expectation(rows, mean, h, x, a)
                 index += C.novelty * squared * (1.0 + highest - expected) / (1.0 + shared)
@@ -166,7 +166,9 @@ def policy_estimate(rows: Rows, policy: PolicyArray) -> tuple[FloatArray, FloatA
 
 
 @compiled
-def follow(rows: Rows, start: FloatArray, policy: PolicyArray, other: PolicyArray, occupancy: FloatArray) -> float:
+def occupancy_of(
+    rows: Rows, start: FloatArray, policy: PolicyArray, other: PolicyArray, occupancy: FloatArray
+) -> float:
     """Write a policy's occupancy[h, x] of users who never did what another would not; returns how many are left.
 
     With the policy itself for the other, that is its occupancy.
@@ -227,7 +229,7 @@ def find_greedy(rows: Rows, start: FloatArray) -> Greedy:
                 after += rows.probabilities[t] ** 2 * value_variance[h + 1, rows.successors[t]]
             value_variance[h, x] = along(variance[h, x, best], after, rows.homogeneity)
     occupancy = np.zeros((horizon, states))
-    follow(rows, start, policy, policy, occupancy)
+    occupancy_of(rows, start, policy, policy, occupancy)
     return Greedy(policy, occupancy, gap, variance, headroom, value_variance)
 
 
@@ -251,8 +253,8 @@ def _unlike(rows: Rows, rival: int, best: int, value_variance: FloatArray, h: in
 def expected_gain(rivals: Rivals, h: int, x: int, a: int, visits: float) -> float:
     """What users who come later gain by so many visits, whatever these cost: see `plan_probe`."""
     had, gap = rivals.allocated[h, x, a], rivals.gap[h, x, a]
-    tells = max(0.0, information(visits + had, rivals.noise) - information(had, rivals.noise))  # not -0 by rounding
-    moves = rivals.error[h, x, a] * math.sqrt(tells / (tells + rivals.precision[h, x, a]))
+    gained = max(0.0, information(visits + had, rivals.noise) - information(had, rivals.noise))  # not -0 by rounding
+    moves = rivals.error[h, x, a] * math.sqrt(gained / (gained + rivals.precision[h, x, a]))
     most = gap + rivals.headroom[h, x]
     if gap <= 0.0 or gap >= min(most, _FAR * moves):
         return 0.0
@@ -306,9 +308,9 @@ def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Terms)
                     variance = C.exact_boldness**2 * as_normal(greedy.gap[h, x, a], variance, skew)
                 else:
                     variance *= C.boldness**2 * (1.0 + C.few / (C.few + C.typical * rows.precision[h, x, a]))
-                known = rows.precision[h, x, a] + 1.0 / C.typical
-                precision[h, x, a] = known + information(allocated[h, x, a], noise)
-                error[h, x, a] = math.sqrt(variance * known / precision[h, x, a])
+                prior = rows.precision[h, x, a] + 1.0 / C.typical
+                precision[h, x, a] = prior + information(allocated[h, x, a], noise)
+                error[h, x, a] = math.sqrt(variance * prior / precision[h, x, a])
     return Rivals(greedy.gap, error, greedy.headroom, precision, allocated, noise, later)
 
 
@@ -390,8 +392,8 @@ def doubling(rows: Rows, allocated: FloatArray, terms: Terms, policy: PolicyArra
         for x in range(policy.shape[1]):
             if occupancy[h, x] > _NEVER:
                 a = policy[h, x]
-                known = rows.precision[h, x, a] + information(allocated[h, x, a], terms.noise)
-                users = min(users, max(terms.smallest, visits_for(known, terms.noise)) / occupancy[h, x])
+                prior = rows.precision[h, x, a] + information(allocated[h, x, a], terms.noise)
+                users = min(users, max(terms.smallest, visits_for(prior, terms.noise)) / occupancy[h, x])
     return users
 
 
@@ -421,7 +423,7 @@ def plan_batch(
     plan: PolicyArray = np.empty((horizon, states), dtype=np.int32)
     optimistic_policy(rows, allocated, bold, lots[0], plan, hoped)
     greedy, probed = find_greedy(rows, start), np.zeros(horizon, dtype=np.bool_)
-    idle = follow(rows, start, plan, greedy.policy, occupancy)
+    idle = occupancy_of(rows, start, plan, greedy.policy, occupancy)
     by_one = most_probing = users * (C.always + C.idle * idle)
     if terms.noise == 0.0:
         most_probing = users * (C.exact_always + C.exact_idle * idle)
@@ -441,7 +443,7 @@ def plan_batch(
         elif not probing:
             now = terms._replace(left=0.0) if last else bold
             optimistic_policy(rows, allocated, now, lots[len(shares)], policy, values)
-        follow(rows, start, policy, policy, occupancy)
+        occupancy_of(rows, start, policy, policy, occupancy)
         if not probing:
             share = min(max(1.0, float(np.rint(doubling(rows, allocated, terms, policy, occupancy)))), rest)
             if last or rest - share < smallest / 2.0:

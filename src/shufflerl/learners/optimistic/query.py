@@ -49,9 +49,9 @@ def choose_counters(
     for noise in variances[-2::-1]:
         worth(stakes, asked, noise, losses)
         asked.ravel()[losses.argmin()] = False
-        told = worth(stakes, asked, noise, losses)
-        if told > most:
-            best, most = asked.copy(), told
+        value = worth(stakes, asked, noise, losses)
+        if value > most:
+            best, most = asked.copy(), value
     return best
 
 
@@ -91,7 +91,7 @@ def worth(stakes: Stakes, asked: BoolArray, noise: float, losses: FloatArray) ->
     losses[f horizon + h] becomes what is lost of it without a family and step, at other steps to first order.
     """
     horizon, states, actions = stakes.visits.shape
-    told = np.zeros(horizon)
+    added = np.zeros(horizon)
     shared = np.zeros(horizon)
     slopes = np.zeros(horizon)
     total = 0.0
@@ -102,10 +102,10 @@ def worth(stakes: Stakes, asked: BoolArray, noise: float, losses: FloatArray) ->
             for a in range(actions):
                 everywhere = 0.0
                 for h in range(horizon):
-                    told[h] = shared[h] = slopes[h] = 0.0
+                    added[h] = shared[h] = slopes[h] = 0.0
                     if asked[f, h] and stakes.visits[h, x, a] > 0.0:
-                        told[h] = information(stakes.visits[h, x, a], noise / (1.0 + f))
-                        shared[h] = told[h] / (1.0 + told[h] * C.typical * stakes.between[f, x, a])
+                        added[h] = information(stakes.visits[h, x, a], noise / (1.0 + f))
+                        shared[h] = added[h] / (1.0 + added[h] * C.typical * stakes.between[f, x, a])
                         everywhere += shared[h]
                 if everywhere == 0.0:
                     continue
@@ -113,13 +113,13 @@ def worth(stakes: Stakes, asked: BoolArray, noise: float, losses: FloatArray) ->
                 for h in range(horizon):
                     stake = stakes.met[h, x] * stakes.error[f, h, x, a]
                     if stake > 0.0:
-                        known = stakes.precision[f, h, x, a]
+                        prior = stakes.precision[f, h, x, a]
                         others = everywhere - shared[h]
-                        tells = told[h] + others
-                        gain = stake * tells / (known + tells)
+                        total_added = added[h] + others
+                        gain = stake * total_added / (prior + total_added)
                         total += gain
-                        losses[f * horizon + h] += gain - stake * others / (known + others)
-                        slopes[h] = stake * known / (known + tells) ** 2
+                        losses[f * horizon + h] += gain - stake * others / (prior + others)
+                        slopes[h] = stake * prior / (prior + total_added) ** 2
                         slope += slopes[h]
                 for h in range(horizon):
                     losses[f * horizon + h] += shared[h] * (slope - slopes[h])
