@@ -130,11 +130,16 @@ def test_models_of_trust_name_whom_they_trust() -> None:
 
 
 def test_the_privacy_officer_is_told_to_check_every_assumption() -> None:
-    """Those of tags in their order, with that of masked sums, which replaces the second."""
+    """Those of users' noise in their order, with that of masked sums beside the one it replaces, and of servers'."""
     page = (Path(__file__).parents[2] / "docs" / "privacy-officer.md").read_text()
     table = page.split("## Check 5: assumptions")[1].split("\n## ")[0]
     rows = [row.split(", ") for row in re.findall(r"^\| ([a-z ,]+) \| ", table, flags=re.MULTILINE)[1:]]
-    assert [names[0] for names in rows] == list(_certificate("shuffle").as_dict()["assumptions"])
+    by_users, by_servers = (
+        _certificate("shuffle", noise=source).as_dict()["assumptions"] for source in ("users", "servers")
+    )
+    first = [names[0] for names in rows]
+    assert [name for name in first if name in by_users] == list(by_users)
+    assert set(first) == {*by_users, *by_servers}
     assert [name for names in rows for name in names[1:]] == ["adding shuffler"]
 
 
