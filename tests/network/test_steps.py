@@ -91,6 +91,15 @@ def test_what_makes_no_sense_is_refused_by_shuffler_and_node(changes: dict[str, 
         assert refused.value.reason == Reason.malformed
 
 
+def test_longer_episodes_than_nodes_would_play_are_not_announced() -> None:
+    long = StepProblem(steps=wire.MAX_STEPS + 1, n_states=3, n_actions=2, episodes=100)
+    with pytest.raises(InvalidInputError, match=r"Episodes have 100,001 steps; expected at most 100,000"):
+        announced(problem=long)
+    payload = msgspec.msgpack.encode({"of": "returns", "family": {}, "horizon": wire.MAX_STEPS + 1, "points": []})
+    with pytest.raises(msgspec.ValidationError, match="horizon"):
+        msgspec.msgpack.decode(payload, type=wire.Counts | wire.Returns | wire.Steps)
+
+
 class Slots(gymnasium.Env[Any, Any]):
     """Shows one state after the other and pays what it is told to, or raises it."""
 
