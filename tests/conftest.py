@@ -33,13 +33,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest files first, so that none of them is left for the end, when other workers have nothing to do."""
     seconds: Counter[Path] = Counter()
+    traced: set[str] = set()
     for item in items:
         if {"cluster", "chromium"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
         if slow := item.get_closest_marker("slow"):
             seconds[item.path] += slow.args[0] if slow.args else 1
-            if sys.version_info < (3, 12):  # before sys.monitoring, tracing costs these half as much again
-                item.add_marker("no_cover")
+        # Before sys.monitoring tracing costs half as much again: of quick tests the first case shows what is reached.
+        test = item.nodeid.partition("[")[0]
+        if sys.version_info < (3, 12) and (slow or test in traced):
+            item.add_marker("no_cover")
+        traced.add(test)
     items.sort(key=lambda item: -seconds[item.path])
 
 
