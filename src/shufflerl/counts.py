@@ -131,7 +131,7 @@ class CountQuery:
         """All transitions and all rewards of a problem, or of another query's."""
         return cls(problem, range(problem.horizon - 1), range(problem.horizon))
 
-    @property
+    @cached_property
     def widest(self) -> CountQuery:
         """Everything."""
         return CountQuery.everything(self)

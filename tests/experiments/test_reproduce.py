@@ -87,10 +87,14 @@ def same(one: Path, other: Path) -> None:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
+def result_files(out: Path) -> list[Path]:
+    """Every stored result and measurement."""
+    return [*out.glob("*/cells/[!.]*.parquet"), *out.glob(f"{TIMINGS}/[!.]*.json")]
+
+
 def finished(out: Path) -> dict[str, tuple[int, int]]:
-    """Every stored result and measurement; a file that is written again is another one."""
-    files = [*out.glob("*/cells/[!.]*.parquet"), *out.glob(f"{TIMINGS}/[!.]*.json")]
-    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+    """The same; a file that is written again is another one."""
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in result_files(out)}
 
 
 def test_the_figures_are_those_of_the_issues_and_every_line_has_as_many_candidates_or_none() -> None:
@@ -247,9 +251,9 @@ def test_killed_three_times_it_ends_as_if_undisturbed_and_redoes_nothing(undistu
         # At a random moment of each third of the work, measurements included.
         target = round(total * (kill + rng.random()) / 3.1)
         deadline = time.monotonic() + PATIENCE
-        while len(finished(tmp_path)) < target and time.monotonic() < deadline:
+        while len(result_files(tmp_path)) < target and time.monotonic() < deadline:
             assert process.poll() is None
-            time.sleep(0.002)
+            time.sleep(0.02)
         time.sleep(rng.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL

@@ -7,6 +7,7 @@ these two, here and nowhere else: privatizers draw what a mechanism says, coordi
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class Mechanism(ABC, Generic[Law_co]):
     assumptions: ClassVar[tuple[str, ...]]
     #: Whether a query that touches fewer counters has less noise.
     scales: ClassVar[bool] = False
+    #: Whether the noise on a counter grows with the users of a batch.
+    grows: ClassVar[bool] = False
     #: What the noise that the certificate states is on.
     noise_on: ClassVar[str] = "on each counter of a batch that asks for all of them"
 
@@ -93,17 +96,8 @@ class Mechanism(ABC, Generic[Law_co]):
         return self._charge(self._accounted(query), users)
 
     def variance_range(self, query: Query, users: int = 1) -> tuple[float, ...] | None:
-        """The variance of noise in a batch whose users touch one counter alone, two, up to all; see `Release`.
-
-        Calibrated for some of these numbers, and linear between: the law of the noise may change with them.
-        """
-        if not self.scales:
-            return None
-        most = query.widest.touched_counters
-        some = {1, 2, 3, 4, *(step << k for k in range(1, most.bit_length()) for step in (3, 4)), most}
-        known = sorted(touched for touched in some if touched <= most)
-        variances = [self.noise(query.touching(touched), users).variance for touched in known]
-        return tuple(np.interp(range(1, most + 1), known, variances).tolist())
+        """The variance of noise in a batch whose users touch one counter alone, two, up to all; see `Release`."""
+        return _variance_range(self, query.widest, users if self.grows else 1) if self.scales else None
 
     def certificate(self, query: Query) -> Certificate:
         """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch.
@@ -126,6 +120,16 @@ class Mechanism(ABC, Generic[Law_co]):
             honest_fraction=self.honest_fraction,
             assumptions=self.assumptions,
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _variance_range(mechanism: Mechanism[Noise], widest: Query, users: int) -> tuple[float, ...]:
+    """Calibrated for some numbers of counters, and linear between: the law of the noise may change with them."""
+    most = widest.touched_counters
+    some = {1, 2, 3, 4, *(step << k for k in range(1, most.bit_length()) for step in (3, 4)), most}
+    known = sorted(touched for touched in some if touched <= most)
+    variances = [mechanism.noise(widest.touching(touched), users).variance for touched in known]
+    return tuple(np.interp(range(1, most + 1), known, variances).tolist())
 
 
 _SHUFFLER = (
@@ -376,6 +380,7 @@ class LocalGaussian(Mechanism[GaussianNoise]):
     against: ClassVar[str] = _AGAINST_EVERYBODY
     assumptions: ClassVar[tuple[str, ...]] = _NOBODY
     scales: ClassVar[bool] = True
+    grows: ClassVar[bool] = True
     noise_on: ClassVar[str] = (
         "on each counter of one user's report if all are asked; n users have sqrt(n) times as much"
     )
@@ -397,6 +402,7 @@ class LocalUnary(Mechanism[UnaryNoise]):
     against: ClassVar[str] = _AGAINST_EVERYBODY
     assumptions: ClassVar[tuple[str, ...]] = (*_NOBODY, "one report")
     scales: ClassVar[bool] = True
+    grows: ClassVar[bool] = True
     noise_on: ClassVar[str] = "at most, on each counter of one user's report; n users have sqrt(n) times as much"
 
     def _noise(self, query: Query, users: int) -> UnaryNoise:

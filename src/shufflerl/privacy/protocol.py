@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -63,7 +64,7 @@ class Protocol:
                     f"{self.users} users; expected fair bits, the same number for each, or one bit of any probability."
                 )
 
-    @property
+    @cached_property
     def rate(self) -> Fraction:
         """Expected noise tags per user and counter."""
         if isinstance(self.noise, PoissonNoise):

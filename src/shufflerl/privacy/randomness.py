@@ -71,10 +71,12 @@ def poisson(mean: Fraction) -> int:
     while waiting:
         climbing, height, waiting = waiting, 0, 0
         while climbing:
-            rising = int(bernoulli(piece, climbing).sum())
+            rising = int(np.count_nonzero(bernoulli(piece, climbing)))
             total += height * (climbing - rising)
             height += 1
-            climbing = int(bernoulli(Fraction(1, height), rising).sum())
+            if not rising:
+                break
+            climbing = int(np.count_nonzero(bernoulli(Fraction(1, height), rising))) if height > 1 else rising
             waiting += rising - climbing
     return total
 
