@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,18 +33,33 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest files first, so that none of them is left for the end, when other workers have nothing to do."""
     seconds: Counter[Path] = Counter()
-    traced: set[str] = set()
     for item in items:
         if {"cluster", "chromium"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
         if slow := item.get_closest_marker("slow"):
             seconds[item.path] += slow.args[0] if slow.args else 1
-        # Before sys.monitoring tracing costs half as much again: of quick tests the first case shows what is reached.
-        test = item.nodeid.partition("[")[0]
-        if sys.version_info < (3, 12) and (slow or test in traced):
-            item.add_marker("no_cover")
-        traced.add(test)
     items.sort(key=lambda item: -seconds[item.path])
+
+
+_traced: set[str] = set()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Before sys.monitoring, trace the first case of quick tests alone, as tracing costs half as much again.
+
+    Fixtures are left out with their tests, which the marker of pytest-cov does not do.
+    """
+    coverage = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
+    test = item.nodeid.partition("[")[0]
+    if coverage is None or sys.version_info >= (3, 12) or not (item.get_closest_marker("slow") or test in _traced):
+        _traced.add(test)
+        return (yield)
+    coverage.pause()
+    try:
+        return (yield)
+    finally:
+        coverage.resume()
 
 
 @pytest.fixture(scope="module")
