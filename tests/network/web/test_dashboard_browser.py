@@ -208,7 +208,10 @@ def test_a_page_that_cannot_be_kept_fresh_says_so(chromium: Browser) -> None:
 
 @pytest.mark.parametrize(
     ("env", "learner"),
-    [*(("spectrum", name) for name, _ in LEARNERS if name != "contextual-bandit"), ("CartPole-v1", "policy-search")],
+    [
+        *(("spectrum-tiles" if name == "contextual-bandit" else "spectrum", name) for name, _ in LEARNERS),
+        ("CartPole-v1", "policy-search"),
+    ],
 )
 def test_what_make_demo_runs_is_watched_to_its_end(chromium: Browser, tmp_path: Path, env: str, learner: str) -> None:
     """The command as it is, but for the learner and as few users and as little noise as it takes.
