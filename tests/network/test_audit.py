@@ -131,7 +131,7 @@ def halved_by_the_transport(patch: pytest.MonkeyPatch) -> None:
 
 def halved_rate(patch: pytest.MonkeyPatch, least: int = 1) -> None:
     """Users and the coordinator agree on it, so that estimates stay unbiased."""
-    real = Protocol.__dict__["rate"].fget
+    real = Protocol.__dict__["rate"].func
 
     def rate(agreed: Protocol) -> Fraction:
         whole: Fraction = real(agreed)
