@@ -33,7 +33,7 @@ from shufflerl.policies import Scores, describe
 from shufflerl.population import StepPopulation
 from shufflerl.privacy.accounting import Budget
 from shufflerl.steps import StepProblem
-from tests.network.test_returns import System
+from tests.network.system.test_returns import System
 from tests.support.examples import unsteered_mdp
 from tests.support.network_world import World, altered, pretend_to_seal
 
