@@ -111,7 +111,7 @@ def continual() -> list[Figure]:
     figures = []
     for kind, most in ((CentralToeplitz, 4.3), (CentralTree, 14.5)):
         service = Service(CountQuery.everything(Problem(6, 4, 2, 20_000)), 20_000, 0)
-        factor = math.sqrt(kind(Budget(1.0, DELTA), service)._factors(0, 20_000).max())
+        factor = math.sqrt(kind(Budget(1.0, DELTA), service).factors(0, 20_000).max())
         figures.append(
             Figure.at_most(most, f"continual counting, {kind.name}, T=20,000", "sd", factor, 1.0, "one release")
         )

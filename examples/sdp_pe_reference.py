@@ -1,7 +1,8 @@
 """SDP-PE in one file, with the paper's constants, line by line beside the paper's Algorithms 1 to 3.
 
 Plain NumPy over a list of all deterministic policies: slow, small and readable from top to bottom. The library's
-`sdp-pe` with `constants=paper` decides the same (tests/test_references.py) with policy sets that never list policies.
+`sdp-pe` with `constants=paper` decides the same (tests/examples/test_sdp_pe_reference.py), with policy sets that never
+list policies.
 A line that differs from the printed one names the correction of docs/corrections.md that asks for it.
 
     python examples/sdp_pe_reference.py          # a small problem, 30 to 3e13 episodes, without privacy

@@ -105,7 +105,7 @@ def test_progress_over_seeds_rises_to_the_total(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Progress, "update", watched)
     setting = Setting("riverswim", "ucbvi", "none", 300, learner_parameters={"batch": 100})
-    cli._run_with_progress(setting, range(5, 8), quiet=True)
+    cli.run_with_progress(setting, range(5, 8), quiet=True)
     assert seen == [(100.0 * step, 900) for step in range(1, 10)]
 
 
@@ -136,7 +136,7 @@ def test_a_gymnasium_environment_is_told_in_its_own_units_and_without_colour_cod
     code, _ = call("run", "gymnasium", "--env-param", "id=Taxi-v3", "--env-param", "horizon=2")
     assert "Taxi-v4" in str(code)
     assert "\x1b" not in str(code)
-    assert cli._plain("\x1b[33mWARN: old\x1b[0m") == "WARN: old"
+    assert cli.without_colours("\x1b[33mWARN: old\x1b[0m") == "WARN: old"
 
 
 @pytest.mark.parametrize("wrong", ["1.5", "many", "inf"])

@@ -1,5 +1,6 @@
-"""Who may import whom: every module or package of `shufflerl`, and of its network, with all that it may import.
+"""Who may import whom, and where tests stand.
 
+Named is every module or package of `shufflerl`, and of its network, with all that it may import.
 The lines stand in order: each names only what stands above it, so there is no cycle. Imports inside functions and those
 for the type checker count like any other. What is loaded by name (registries, a learner's compiled loop) is no import.
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 import shufflerl
 
 SOURCE = Path(shufflerl.__file__).parent
+ROOT = Path(__file__).parents[1]
 
 #: What everything above it may use: arrays, checks of input, errors, names, seeds, saved state.
 BASIC = "arrays checks compiling errors html options registry seeding state"
@@ -118,3 +120,37 @@ def test_what_may_be_imported_has_no_cycle_and_is_used() -> None:
         assert set(allowed.split()) <= imports.get(unit, set()), f"{unit} does not import all that it may"
         above.add(unit)
     assert above | set(BASIC.split()) == imports.keys()
+
+
+#: Tests of what is no module, by what they are of.
+NO_MODULE = {
+    "tests/test_deploy.py": "deploy",
+    "tests/test_docs.py": "docs",
+    "tests/test_layers.py": "src",
+    "tests/test_mutants.py": "tests/mutants.py",
+    "tests/test_packaging.py": "pyproject.toml",
+    "tests/test_pages.py": "tests/pages.py",
+    "tests/test_peers.py": "docs/peers.md",
+    "tests/test_readme.py": "README.md",
+}
+
+
+def _subjects(test: Path) -> list[Path]:
+    """What a test file may be of: `a/test_b_c.py` of a/b_c or a/b, where c says which side of b; or of all of a."""
+    words = test.stem.removeprefix("test_").split("_")
+    outside = test.parts[0] in ("bench", "examples")
+    folder = (ROOT if outside else SOURCE) / test.parent
+    names = ["_".join(words[:length]) for length in range(len(words), 0, -1)]
+    return [folder / name for name in names] + [folder.parent / name for name in names if name == folder.name]
+
+
+def test_tests_stand_where_their_subjects_do() -> None:
+    """But for tests of a whole network, of several roles at once, which are in `tests/network/system`."""
+    for test in sorted((ROOT / "tests").rglob("test_*.py")):
+        name, place = str(test.relative_to(ROOT)), test.relative_to(ROOT / "tests")
+        if place.is_relative_to("network/system"):
+            continue
+        found = [path for path in _subjects(place) if path.exists() or path.with_suffix(".py").exists()]
+        assert bool(found) is not (name in NO_MODULE), f"{name} is of no module, package or example of that name"
+    assert all((ROOT / subject).exists() for subject in NO_MODULE.values())
+    assert all((ROOT / name).exists() for name in NO_MODULE)

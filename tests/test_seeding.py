@@ -61,7 +61,7 @@ def test_an_experiment_gives_environment_users_noise_and_learner_streams_of_thei
         return make(name, rng, **parameters)
 
     def watched_learn(learner: Any, population: Any, privatizer: Any, **options: Any) -> Any:
-        seen.update(learner=learner.rng, users=population.rng, noise=privatizer._rng)
+        seen.update(learner=learner.rng, users=population.rng, noise=privatizer.rng)
         return learn(learner, population, privatizer, **options)
 
     monkeypatch.setattr(envs.ENVIRONMENTS, "make", watched_make)

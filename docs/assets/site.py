@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 #: Figures of measurements keep their own white ground.
-_PICTURE = re.compile(r"!\[[^\]]*\]\(((?:\.\./)*images/(?!reproduce|theorem|policy-search)[^)]*\.svg)\)")
+_PICTURE = re.compile(r"!\[[^\]]*\]\(((?:\.\./)*images/(?!reproduce|elimination|policy-search)[^)]*\.svg)\)")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "sh", ".conf": "text"}
 
 

@@ -124,7 +124,7 @@ class LyingPopulation:
         self._played = 0
         self._honest = CountPopulation(mdp, seed)
         self._liars = CountPopulation(self.lie.mdp, np.random.SeedSequence([_entropy(seed), 1]))
-        self._rng = stream(seed, "users", 1)
+        self.rng = stream(seed, "users", 1)
         #: What the liars of the last batch said: their number, and their counts.
         self.said: tuple[int, IntArray] = (0, np.zeros(0, dtype=np.int64))
 
@@ -134,7 +134,7 @@ class LyingPopulation:
             liars = min(self._drawn(batch.users), int(batch.users * MAX_CROWDED))
             self._left -= liars
         else:
-            liars = int(self._rng.binomial(batch.users, self.share))
+            liars = int(self.rng.binomial(batch.users, self.share))
             liars *= not self.lie.early or self._played < self._early
         self._played += batch.users
         values, earned = np.zeros(batch.query.size, dtype=np.int64), 0.0
@@ -153,7 +153,7 @@ class LyingPopulation:
         if self.admission is None:
             return self._left
         share = min(1.0, self.admission * users / (self._episodes - self._played))
-        return int(self._rng.binomial(self._left, share))
+        return int(self.rng.binomial(self._left, share))
 
 
 class Shouting(Privatizer):

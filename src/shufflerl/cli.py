@@ -169,7 +169,7 @@ def run(
 
         check_plot(setting, first, plot)
     _tell_time(setting, first, count)
-    runs = _run_with_progress(setting, range(first, first + count), quiet=as_json)
+    runs = run_with_progress(setting, range(first, first + count), quiet=as_json)
     if plot is not None:
         regret_curve(setting, runs, plot)
     figures = summary(setting, runs)
@@ -331,7 +331,7 @@ def audit(
     systems = [system for system in in_memory if path in (AuditPath.all, system.path)]
     missing = None
     try:
-        systems += [] if systems and path != AuditPath.all else _networks(path)
+        systems += [] if systems and path != AuditPath.all else network_systems(path)
     except MissingExtraError as reason:
         if path != AuditPath.all:
             raise
@@ -354,7 +354,8 @@ def audit(
         raise typer.Exit(1)
 
 
-def _networks(path: AuditPath) -> list[System]:
+def network_systems(path: AuditPath) -> list[System]:
+    """The paths of the networked system that were asked for."""
     from shufflerl.network import check_installed
 
     check_installed()
@@ -380,7 +381,8 @@ def _tell_time(setting: Setting, first: int, seeds: int) -> None:
         )
 
 
-def _run_with_progress(setting: Setting, seeds: range, *, quiet: bool) -> list[Run]:
+def run_with_progress(setting: Setting, seeds: range, *, quiet: bool) -> list[Run]:
+    """Run a setting once for each seed, beneath a bar of the episodes played."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -471,14 +473,14 @@ def _print_stages(records: list[dict[str, Any]], *, table: bool, words: bool) ->
         console.print(f"\n{max(stages, key=lambda stage: stage.eliminated).in_words()}", soft_wrap=True)
 
 
-def _plain(message: object) -> str:
-    """Without the colours that libraries put into their warnings."""
+def without_colours(message: object) -> str:
+    """A message without the colours that libraries put into their warnings."""
     return re.sub(r"\x1b\[[\d;]*m", "", str(message))
 
 
 def main() -> None:
     """Run the command line; a mistake of the user's ends in one clear line, not in a traceback."""
-    warnings.showwarning = lambda message, *_: print(f"shufflerl: warning: {_plain(message)}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(f"shufflerl: warning: {without_colours(message)}", file=sys.stderr)
     try:
         app()
     except ShuffleRLError as error:

@@ -157,11 +157,11 @@ class PrivatizerContract:
         privatizer = self.make()
         if not isinstance(privatizer, BudgetedPrivatizer):
             return
-        before = privatizer._rng.bit_generator.state
+        before = privatizer.rng.bit_generator.state
         full = mock.patch.object(privatizer.ledger, "record_all", side_effect=OSError("disk full"))
         with full, pytest.raises(OSError, match="disk full"):
             privatizer.release(self._counts())
-        assert privatizer._rng.bit_generator.state == before
+        assert privatizer.rng.bit_generator.state == before
         assert privatizer.ledger.releases == []
         privatizer.release(self._counts())
         assert privatizer.ledger.releases == ["batch 0"]

@@ -384,7 +384,7 @@ machine = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 cluster = Cluster(initialize_head=True, head_node_args={**machine, "include_dashboard": False})
 other = cluster.add_node(**machine)
 ray.init(address=cluster.address, log_to_driver=False)
-run_here, started = engine._run_here, Path(sys.argv[1] + ".started")
+run_here, started = engine.run_here, Path(sys.argv[1] + ".started")
 
 def held(cell, expected, started=str(started), doomed=other.node_id, run_here=run_here):
     if ray.get_runtime_context().get_node_id() == doomed:
@@ -397,7 +397,7 @@ def lose():
         time.sleep(0.01)
     cluster.remove_node(other, allow_graceful=False)
 
-engine._run_here = held
+engine.run_here = held
 base.QUICK = TINY
 reproduce.__kwdefaults__["figures"] = SOME
 losing = threading.Thread(target=lose, daemon=True)

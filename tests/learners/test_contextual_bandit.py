@@ -11,7 +11,7 @@ from shufflerl.counts import Batch, Release
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.experiments.setting import Setting, run
 from shufflerl.learners.base import Learner
-from shufflerl.learners.contextual_bandit import ContextualBandit, _fit, posterior
+from shufflerl.learners.contextual_bandit import ContextualBandit, fit, posterior
 from shufflerl.mdp import MDP, Problem
 from shufflerl.noise import PoissonNoise
 from shufflerl.population import CountPopulation
@@ -51,11 +51,11 @@ def test_the_posterior_is_that_of_the_dense_model() -> None:
     gain = np.linalg.solve(told, prior[seen]).T
     mean = 0.5 * scale[a] + gain @ data.ravel()[seen]
     covariance = prior - gain @ prior[seen]
-    fit, found = _fit(precision, precision * data, scale, between, own)
+    found_likelihood, found = fit(precision, precision * data, scale, between, own)
     np.testing.assert_allclose(found.mean.ravel(), mean, atol=1e-10)
     likelihood = -0.5 * (data.ravel()[seen] @ np.linalg.solve(told, data.ravel()[seen]) + np.linalg.slogdet(told)[1])
     constant = 0.5 * np.log(precision.ravel()[seen]).sum()  # the same whatever the deviations are
-    assert fit == pytest.approx(likelihood - constant, abs=1e-9)
+    assert found_likelihood == pytest.approx(likelihood - constant, abs=1e-9)
     draws = found.sample(40_000, rng).reshape(-1, len(x))
     deviations = np.sqrt(np.diag(covariance))
     np.testing.assert_allclose(draws.mean(axis=0), mean, atol=6 * deviations.max() / 200)
@@ -100,8 +100,8 @@ def test_one_counter_of_noise_is_no_visit() -> None:
     assert batch is not None
     noisy = np.array([100.0, 300.0, 6.0, -4.0, -3.0, 2.0, 200.0, 0.0])
     learner.observe(Release(batch, noisy, PoissonNoise(49.0), 49.0))
-    assert learner._precision[0, 1] == learner._precision[1, 0] == 0.0
-    assert learner._precision[0, 0] > learner._precision[1, 1] > 0.0
+    assert learner.precision[0, 1] == learner.precision[1, 0] == 0.0
+    assert learner.precision[0, 0] > learner.precision[1, 1] > 0.0
 
 
 def test_batches_grow_and_are_none_too_small() -> None:

@@ -66,8 +66,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
             system.samples = FEW
         return systems
 
-    all_networks = cli._networks
-    monkeypatch.setattr(cli, "_networks", networks)
+    all_networks = cli.network_systems
+    monkeypatch.setattr(cli, "network_systems", networks)
 
 
 def within(patch: pytest.MonkeyPatch, role: ModuleType, module: ModuleType, **changes: Any) -> None:
@@ -142,12 +142,12 @@ def halved_rate(patch: pytest.MonkeyPatch, least: int = 1) -> None:
 
 def halved_where_asked_in_part(patch: pytest.MonkeyPatch) -> None:
     """In every device, where some steps alone are asked for."""
-    real = protocol._noise_tags
+    real = protocol.noise_tags
 
     def noise(agreed: Protocol) -> IntArray:
         return real(agreed if agreed.query == agreed.query.widest else less(agreed))
 
-    patch.setattr(protocol, "_noise_tags", noise)
+    patch.setattr(protocol, "noise_tags", noise)
 
 
 def halved_in_the_announcement(patch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def reused_seeds(patch: pytest.MonkeyPatch) -> None:
         size = int(agreed.query.size)
         return rng.integers(size, size=rng.poisson(size * float(agreed.rate)))
 
-    patch.setattr(protocol, "_noise_tags", noise)
+    patch.setattr(protocol, "noise_tags", noise)
 
 
 def one_mask(patch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def no_padding(patch: pytest.MonkeyPatch) -> None:
         key = crypto.public_box_key(meaning.announcement.tag_key)
         return [crypto.seal(key, meaning.tag_info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in sent]
 
-    patch.setattr(reporting, "_tags", tags)
+    patch.setattr(reporting, "sealed_tags", tags)
 
 
 def padding_that_tells(patch: pytest.MonkeyPatch) -> None:

@@ -105,8 +105,8 @@ def dummies_drawn_again_for_the_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mixing, "_dummies", again)
 
     def added(store: Any, id: Any, agreement: Agreement) -> Any:
-        store.keep(id, "noise", dummies._counts(agreement.source).astype("<u2").tobytes())
-        return dummies._counts(agreement.source).astype("<u2")
+        store.keep(id, "noise", dummies.drawn_dummies(agreement.source).astype("<u2").tobytes())
+        return dummies.drawn_dummies(agreement.source).astype("<u2")
 
     patch.setattr(dummies, "added", added)
 
@@ -212,7 +212,7 @@ def test_planted_faults_are_found_in_sums(plant: Plant, monkeypatch: pytest.Monk
 def test_reports_of_different_lengths_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     seal = crypto.seal
     monkeypatch.setattr(shuffler.Shuffler, "_check_report", lambda self, id, report: None)
-    real, calls = reporting._tags, itertools.count()
+    real, calls = reporting.sealed_tags, itertools.count()
 
     def longer(agreement: Agreement, tags: Any) -> list[bytes]:
         """By none, one or two in turn: drawn at random, all four of a batch might be as long."""
@@ -220,7 +220,7 @@ def test_reports_of_different_lengths_are_found(monkeypatch: pytest.MonkeyPatch)
         key = crypto.public_box_key(agreement.announcement.tag_key)
         return [*sealed, *(seal(key, agreement.tag_info, bytes(4)) for _ in range(next(calls) % 3))]
 
-    monkeypatch.setattr(reporting, "_tags", longer)
+    monkeypatch.setattr(reporting, "sealed_tags", longer)
     report = attack("tags")
     (schema,) = (finding for finding in report.tests if finding.name == "schema")
     assert not schema.passed

@@ -186,8 +186,8 @@ def test_rounding_of_the_composition_stays_within_its_allowance(mean: float, cha
     """Direct convolution of positive numbers has no cancellation, so it shows what the Fourier transform loses."""
     noise = PoissonNoise(mean)
     gap = 1 / noise.sd / (5 if changed > FULL_RELEASE else 50)
-    masses, down, up = loss_module._outcomes(noise)
-    pmfs = [loss_module._connected_dots(masses, values, gap) for values in (down, up)]
+    masses, down, up = loss_module.outcome_losses(noise)
+    pmfs = [loss_module.connected_dots(masses, values, gap) for values in (down, up)]
     exact = np.ones(1)
     for each in pmfs:
         power, times = each._probs, changed // 2
@@ -205,7 +205,7 @@ def test_rounding_of_the_composition_stays_within_its_allowance(mean: float, cha
         infinite = 1 - ((1 - pmfs[0]._infinity_mass) * (1 - pmfs[1]._infinity_mass)) ** (changed // 2)
         truth = infinite + float((exact[high] * -np.expm1(epsilon - losses[high])).sum())
         error = abs(float(composed.get_delta_for_epsilon(float(epsilon))) - truth)
-        assert error <= loss_module._rounding(changed) / 2 + 4e-16
+        assert error <= loss_module.rounding(changed) / 2 + 4e-16
 
 
 @pytest.mark.parametrize("changed", [2, 398])

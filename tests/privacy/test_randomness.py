@@ -339,7 +339,7 @@ def outcomes(sampler: Callable[[], int], least: Fraction) -> dict[int, Fraction]
 @pytest.mark.parametrize(("x", "of"), [(0, 5), (1, 3), (2, 3), (3, 3), (7, 10)])
 def test_decaying_events_have_exactly_their_probability(x: int, of: int) -> None:
     """Every branch of the argument, as fractions: together they close in on exp(-x/of) from both sides."""
-    reached = outcomes(lambda: int(randomness._decays(np.array([x]), of)[0]), Fraction(1, 3000))
+    reached = outcomes(lambda: int(randomness.decays(np.array([x]), of)[0]), Fraction(1, 3000))
     unexplored = 1 - sum(reached.values())
     assert unexplored < Fraction(1, 15)
     happens = float(reached.get(1, 0))
@@ -348,7 +348,7 @@ def test_decaying_events_have_exactly_their_probability(x: int, of: int) -> None
 
 
 def test_streaks_are_geometric() -> None:
-    assert_fits(randomness._streaks(20_000).tolist(), lambda g: (1 - math.exp(-1)) * math.exp(-g), 30)
+    assert_fits(randomness.streaks(20_000).tolist(), lambda g: (1 - math.exp(-1)) * math.exp(-g), 30)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64])

@@ -215,7 +215,7 @@ def test_continual_counting_of_twenty_thousand_batches_stays_within_its_factor()
     one = calibrate_gaussian(BUDGET, CountQuery.everything(MDP_.problem(1)).changed_counters).sd
     for kind, most in ((CentralToeplitz, 4.3), (CentralTree, 14.5)):
         privatizer = kind(BUDGET, Service.of(learner_, 0))
-        factors = np.sqrt(privatizer._factors(0, 20_000))
+        factors = np.sqrt(privatizer.factors(0, 20_000))
         assert factors.max() <= most
         _, added = privatizer.noise_of_episodes(CountQuery.everything(MDP_.problem(1)), range(3))
         np.testing.assert_allclose(np.sqrt(np.cumsum(added)) / one, factors[:3])
@@ -491,7 +491,7 @@ def test_one_user_of_local_sampled_reports_one_step() -> None:
 def test_the_tree_has_a_level_for_every_node_a_batch_is_in(batches: int) -> None:
     """At T = 2^j the last running sum is one node, of level j: j + 1 levels."""
     tree = CentralTree(BUDGET, Service(CountQuery.everything(MDP_.problem(batches)), batches, 0))
-    assert tree._levels == int(np.floor(np.log2(batches))) + 1
+    assert tree.levels == int(np.floor(np.log2(batches))) + 1
     query = CountQuery.everything(MDP_.problem(1))
     assert tree.noise_of_episodes(query, range(batches))[0].shape == (batches, query.size)
 
@@ -527,7 +527,7 @@ def test_the_papers_certificate_covers_every_size_of_batch(budget: Budget) -> No
     mechanism = ShuffledBinomial(budget)
     query = CountQuery.everything(MDP_.problem(1))
     stated = mechanism.certificate(query).epsilon
-    tau = mechanism._tau(query)
+    tau = mechanism.tau(query)
     for users in (1, 2, int(tau), int(tau) + 1, int(tau) + 2, int(2 * tau), int(100 * tau), 10**6):
         charge, drawn = mechanism.charge(query, users), mechanism.noise(query, users)
         charged = privacy_loss(charge.noise, charge.changed).epsilon(budget.delta)

@@ -1,4 +1,4 @@
-// Run inside a page by tests/network/web/test_dashboard_browser.py.
+// Run inside a page by tests/network/coordinator/test_dashboard_browser.py.
 
 /** Texts whose contrast with what is behind them is below 4.5. */
 function lowContrast() {

@@ -156,7 +156,7 @@ def _on_ray(ray: Any, cells: list[Cell], workers: int | None) -> Results:
     mine = not ray.is_initialized()
     if mine:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
-    task = ray.remote(num_cpus=1, max_retries=-1)(_run_here)
+    task = ray.remote(num_cpus=1, max_retries=-1)(run_here)
     most = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting = cells[::-1]
     running: list[Any] = []
@@ -175,7 +175,7 @@ def _on_ray(ray: Any, cells: list[Cell], workers: int | None) -> Results:
             ray.shutdown()
 
 
-def _run_here(cell: Cell, expected: dict[str, str]) -> Result:
+def run_here(cell: Cell, expected: dict[str, str]) -> Result:
     """Run a cell on a machine of a cluster, if it has what the sweep was started with."""
     here = versions_of([cell])
     differ = [f"{name} {there}, not {expected[name]}" for name, there in here.items() if there != expected[name]]

@@ -76,11 +76,11 @@ class Posterior(NamedTuple):
 
 def posterior(precision: FloatArray, weighted: FloatArray, scale: FloatArray) -> Posterior:
     """That of data with `precision`[x, a], which times the mean of p - scale/2 is `weighted`; the likeliest of all."""
-    fits = [_fit(precision, weighted, scale, *deviations) for deviations in itertools.product(_BETWEEN, _OWN)]
+    fits = [fit(precision, weighted, scale, *deviations) for deviations in itertools.product(_BETWEEN, _OWN)]
     return max(fits, key=lambda fit: fit[0])[1]
 
 
-def _fit(
+def fit(
     precision: FloatArray, weighted: FloatArray, scale: FloatArray, between: float, own: float
 ) -> tuple[float, Posterior]:
     """The log-likelihood of two deviations, of v and of w, and the posterior by them."""
@@ -124,10 +124,10 @@ class ContextualBandit(Learner):
         self.first = checks.whole("first", first, least=1)
         super().__init__(StepProblem.of(problem) if isinstance(problem, Problem) else problem, seed, first=self.first)
         shape = (self.problem.n_states, self.problem.n_actions)
-        self._precision, self._weighted = np.zeros(shape), np.zeros(shape)
+        self.precision, self._weighted = np.zeros(shape), np.zeros(shape)
         self._noise = 0.0  # variance of a counter's
         self._earned = (0.0, 0.0)  # in a step of the last batch, and the variance of that
-        self._posterior = posterior(self._precision, self._weighted, self.problem.scale)
+        self._posterior = posterior(self.precision, self._weighted, self.problem.scale)
 
     @property
     def query(self) -> CountQuery:
@@ -184,9 +184,9 @@ class ContextualBandit(Learner):
         chance = np.maximum(guess * (1 - guess), _LEAST_CHANCE)
         variance = met * chance + noise * (guess**2 + (1 - guess) ** 2)
         weight = np.divide(met, variance, out=np.zeros_like(met), where=met > 0)
-        self._precision += weight * met
+        self.precision += weight * met
         self._weighted += weight * (paid - guess * counted + met * (guess - 0.5 * self.problem.scale))
-        self._posterior = posterior(self._precision, self._weighted, self.problem.scale)
+        self._posterior = posterior(self.precision, self._weighted, self.problem.scale)
         self._noise, users = noise, release.batch.users
         share = min(1.0, max(0.0, float(paid.sum()) / users))
         self._earned = share, share * (1 - share) / users + paid.size * noise / users**2
@@ -204,7 +204,7 @@ class ContextualBandit(Learner):
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         values = {"noise": self._noise, "earned": list(self._earned)}
-        return values, {"precision": self._precision, "weighted": self._weighted}
+        return values, {"precision": self.precision, "weighted": self._weighted}
 
     def _load_state(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         for name, mine in self._state()[1].items():
@@ -215,6 +215,6 @@ class ContextualBandit(Learner):
         numbers = [values["noise"], *values["earned"]]
         if len(numbers) != 3 or not all(math.isfinite(number) and number >= 0 for number in numbers):
             raise StateMismatchError("The saved state has no fitting noise; use bytes that save() returned.")
-        self._precision, self._weighted = np.array(arrays["precision"]), np.array(arrays["weighted"])
+        self.precision, self._weighted = np.array(arrays["precision"]), np.array(arrays["weighted"])
         self._noise, self._earned = float(numbers[0]), (float(numbers[1]), float(numbers[2]))
-        self._posterior = posterior(self._precision, self._weighted, self.problem.scale)
+        self._posterior = posterior(self.precision, self._weighted, self.problem.scale)

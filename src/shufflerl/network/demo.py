@@ -257,7 +257,7 @@ def _figures(setting: Demo, client: httpx2.Client, parts: dict[str, Any]) -> dic
         "environment": setting.env,
         "learner": setting.learner,
         "noise": setting.noise,
-        "value": _value(setting.env, mixture),
+        "value": value_learned(setting.env, mixture),
         "policy": policy,
         "certificate": certificate,
         "batches": [{key: batch[key] for key in _SHOWN} for batch in batches],
@@ -280,7 +280,7 @@ def _metric(text: str, name: str) -> float:
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
-def _value(env: str, mixture: Mixture) -> dict[str, float | None]:
+def value_learned(env: str, mixture: Mixture) -> dict[str, float | None]:
     """What an episode earns with what was learned, at random, and at best as far as that is known.
 
     By the table of an MDP; else by fresh episodes in the environment's own units, at random under policies drawn at

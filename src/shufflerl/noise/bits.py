@@ -42,11 +42,11 @@ class PoissonNoise:
 
     def bound(self, failure: float) -> float:
         """The smallest t with P(|noise| > t) <= failure; always a distance the noise can take."""
-        return _lattice_bound(self.mean, self.variance, self._tails, real("failure", failure, above=0, below=1))
+        return _lattice_bound(self.mean, self.variance, self.tails, real("failure", failure, above=0, below=1))
 
     def cdf(self, values: ArrayLike) -> FloatArray:
         """P(noise <= value), for every value."""
-        return self._tails(_counts(self.mean, values))[0]
+        return self.tails(_counts(self.mean, values))[0]
 
     def repeated(self, times: int) -> PoissonNoise:
         """Poisson means add."""
@@ -56,7 +56,8 @@ class PoissonNoise:
         """Independent draws for simulation."""
         return np.asarray(rng.poisson(self.mean, size) - self.mean, dtype=np.float64)
 
-    def _tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """P(count <= c) and P(count > c) of each c, both with all their digits."""
         shape = np.maximum(counts, 0.0) + 1
         if self.variance > _WIDE:
             below, above = _wide_tails(counts, self.mean - shape, None)
@@ -94,11 +95,11 @@ class BinomialNoise:
 
     def bound(self, failure: float) -> float:
         """The smallest t with P(|noise| > t) <= failure; always a distance the noise can take."""
-        return _lattice_bound(self.mean, self.variance, self._tails, real("failure", failure, above=0, below=1))
+        return _lattice_bound(self.mean, self.variance, self.tails, real("failure", failure, above=0, below=1))
 
     def cdf(self, values: ArrayLike) -> FloatArray:
         """P(noise <= value), for every value."""
-        return self._tails(_counts(self.mean, values))[0]
+        return self.tails(_counts(self.mean, values))[0]
 
     def repeated(self, times: int) -> BinomialNoise:
         """Trials add."""
@@ -108,7 +109,8 @@ class BinomialNoise:
         """Independent draws for simulation."""
         return np.asarray(rng.binomial(self.trials, self.probability, size) - self.mean, dtype=np.float64)
 
-    def _tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """P(count <= c) and P(count > c) of each c, both with all their digits."""
         inside = np.clip(counts, 0.0, self.trials - 1)
         shape, others = inside + 1, self.trials - inside
         if self.variance > _WIDE:

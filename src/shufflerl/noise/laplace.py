@@ -53,11 +53,11 @@ class DiscreteLaplace:
 
     def bound(self, failure: float) -> float:
         """The smallest t with P(|noise| > t) <= failure; always a distance the noise can take."""
-        return _symmetric_bound(self._tails, self.scale, real("failure", failure, above=0, below=1))
+        return _symmetric_bound(self.tails, self.scale, real("failure", failure, above=0, below=1))
 
     def cdf(self, values: ArrayLike) -> FloatArray:
         """P(noise <= value), for every value."""
-        return self._tails(np.floor(np.asarray(values, dtype=np.float64)))[0]
+        return self.tails(np.floor(np.asarray(values, dtype=np.float64)))[0]
 
     def repeated(self, times: int) -> DiscreteLaplace | NoiseSum:
         """The sum of copies is no Laplace law."""
@@ -69,7 +69,8 @@ class DiscreteLaplace:
         pairs = rng.geometric(-math.expm1(-1 / self.scale), (*shape, 2))
         return np.asarray(pairs[..., 0] - pairs[..., 1], dtype=np.float64)
 
-    def _tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """P(count <= c) and P(count > c) of each c, both with all their digits."""
         # P(Z > t) = p^(t+1)/(1+p) for t >= 0, and Z is symmetric.
         above = np.exp(-(np.maximum(counts, 0.0) + 1) / self.scale) / (1 + math.exp(-1 / self.scale))
         below = np.exp(np.minimum(counts, -1.0) / self.scale) / (1 + math.exp(-1 / self.scale))
@@ -131,7 +132,8 @@ class TruncatedLaplace:
             drawn[outside] = DiscreteLaplace(self.scale).sample(rng, int(outside.sum()))
         return drawn
 
-    def _tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """P(count <= c) and P(count > c) of each c, both with all their digits."""
         return self._centred_tails(counts - self.shift)
 
     def _centred_tails(self, noise: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -234,7 +236,7 @@ def _cells(parts: tuple[Part, ...]) -> _Cells:
         furthest = part.bound(_LEFT_OUT)
         lowest = math.floor(part.mean - furthest)
         count = -(-(math.ceil(part.mean + furthest) - lowest + 1) // width)
-        below, above = part._tails(lowest - 1 + width * np.arange(count + 1, dtype=np.float64))
+        below, above = part.tails(lowest - 1 + width * np.arange(count + 1, dtype=np.float64))
         # From whichever tail is the smaller: there the difference keeps its digits.
         each = np.where(below[1:] < 0.5, np.diff(below), -np.diff(above))
         masses = np.convolve(masses, each)

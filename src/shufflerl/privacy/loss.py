@@ -168,11 +168,11 @@ class _ComposedLoss(PrivacyLoss):
     losses: int
 
     def _delta(self, epsilon: float) -> float:
-        return float(self.pmf.get_delta_for_epsilon(epsilon)) + _rounding(self.losses)
+        return float(self.pmf.get_delta_for_epsilon(epsilon)) + rounding(self.losses)
 
     def _epsilon(self, delta: float) -> float:
         refuse_below_floor(delta, self.losses)
-        return float(self.pmf.get_epsilon_for_delta(delta - _rounding(self.losses)))
+        return float(self.pmf.get_epsilon_for_delta(delta - rounding(self.losses)))
 
 
 @functools.lru_cache(maxsize=256, typed=True)
@@ -210,14 +210,14 @@ def even_changes(changed: int) -> int:
     return changed
 
 
-def _rounding(losses: int) -> float:
+def rounding(losses: int) -> float:
     """What the Fourier composition of so many losses may lose to floating point; added to every delta."""
     return _ROUNDINGS_PER_LOSS * sys.float_info.epsilon * losses / 2
 
 
 def refuse_below_floor(delta: float, losses: int) -> None:
     """Refuse a delta of which rounding would be a visible part."""
-    floor = max(NUMERIC_FLOOR, 10 * _rounding(losses))
+    floor = max(NUMERIC_FLOOR, 10 * rounding(losses))
     if delta < floor:
         raise AccountingError(
             f"delta is {delta:g}; below {floor:.2g} the accountant's rounding error would show in the answer, so it "
@@ -233,12 +233,12 @@ def _composed(noise: PoissonNoise | BinomialNoise, losses: int) -> PrivacyLoss:
     L_2)], grows with delta_1 and likewise with delta_2. What composition itself cuts off is added as infinite loss,
     what it may lose to rounding is added by `_ComposedLoss`.
     """
-    masses, down, up = _outcomes(noise)
+    masses, down, up = outcome_losses(noise)
     deviation = 1 / noise.sd
     gap = min(max(_GAP, deviation / _MAX_GAPS), deviation / _MIN_GAPS)
     composed = None
     for values in (down, up):
-        pmf = _connected_dots(masses, values, gap)
+        pmf = connected_dots(masses, values, gap)
         if pmf is None:
             return _Unprotected()
         if losses > 2:
@@ -272,7 +272,7 @@ def _self_composed(pmf: Any, times: int) -> Any:
     return pmf.self_compose(times, tail_mass_truncation=_TRUNCATION if times * pmf.size > _LONG else 0.0)
 
 
-def _outcomes(noise: PoissonNoise | BinomialNoise) -> tuple[FloatArray, FloatArray, FloatArray]:
+def outcome_losses(noise: PoissonNoise | BinomialNoise) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Probabilities p(q) of the noise counts that matter, and what each reveals about a counter that moves by one.
 
     With r(q) = ln p(q)/p(q-1), a count q loses r(q) when the neighbour's counter is one higher ("down": data + q equals
@@ -308,7 +308,7 @@ def _outcomes(noise: PoissonNoise | BinomialNoise) -> tuple[FloatArray, FloatArr
     return masses * ((1 + _MASS_ERROR) / masses.sum()), ratios[:-1], -ratios[1:]
 
 
-def _connected_dots(masses: FloatArray, losses: FloatArray, gap: float) -> Any:
+def connected_dots(masses: FloatArray, losses: FloatArray, gap: float) -> Any:
     """A loss on the grid of multiples of `gap` that dominates the given one; None if nothing finite is left.
 
     Each mass goes to the two grid points around its loss so that its probability under both neighbours stays: this is

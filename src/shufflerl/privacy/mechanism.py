@@ -225,7 +225,8 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
     assumptions: ClassVar[tuple[str, ...]] = _SHUFFLER
     noise_on: ClassVar[str] = "on each counter of a batch of few users; of many, up to sqrt(2) times as much"
 
-    def _tau(self, query: Query) -> float:
+    def tau(self, query: Query) -> float:
+        """The paper's, of batches that ask this."""
         return accounting.paper_tau(self.budget, *query.dimensions)
 
     def _costliest(self, query: Query) -> list[tuple[Query, int]]:
@@ -234,13 +235,13 @@ class ShuffledBinomial(Mechanism[BinomialNoise]):
         # small, no bit at all, whose loss is infinite, is likeliest of very many users: e^(-tau/2), not 2^-tau.
         # Tau grows with the number of counters, so a query for fewer may cost more.
         parts = (query, query.touching(1))
-        return [(part, users) for part in parts for users in (1, math.ceil(self._tau(part)), MAX_COUNT)]
+        return [(part, users) for part in parts for users in (1, math.ceil(self.tau(part)), MAX_COUNT)]
 
     def _noise(self, query: Query, users: int) -> BinomialNoise:
-        return accounting.paper_noise(users, self._tau(query))
+        return accounting.paper_noise(users, self.tau(query))
 
     def _charge(self, query: Query, users: int) -> Charge:
-        tau = self._tau(query)
+        tau = self.tau(query)
         # Up to tau users, rounding only adds fair bits to ceil(tau) of them, and more noise never costs more.
         noise = accounting.paper_noise(users, tau) if users > tau else BinomialNoise(math.ceil(tau), 0.5)
         return Charge(noise, query.changed_counters * self.participations)

@@ -93,10 +93,11 @@ def draw(protocol: Protocol, episode: Trajectories | Returns) -> IntArray:
     if len(episode) != 1:
         raise InvalidInputError(f"The randomizer was given {len(episode)} trajectories; expected one user's.")
     true = protocol.query.tags(episode)[0]
-    return np.concatenate([true, _noise_tags(protocol)])
+    return np.concatenate([true, noise_tags(protocol)])
 
 
-def _noise_tags(protocol: Protocol) -> IntArray:
+def noise_tags(protocol: Protocol) -> IntArray:
+    """The noise that one user draws, as tags."""
     size = protocol.query.size
     if isinstance(protocol.noise, PoissonNoise):
         # Independent Poisson(rate) on each of C counters is one Poisson(C rate) total, each tag uniform.

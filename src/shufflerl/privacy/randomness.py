@@ -104,9 +104,9 @@ def discrete_laplace(scale: Fraction, size: int) -> IntArray:
     kept = np.empty(0, dtype=np.int64)
     while (missing := size - len(kept)) > 0:
         below = uniform(t, 2 * missing + 8)
-        below = below[_decays(below, t)]
+        below = below[decays(below, t)]
         # Sums stay below 2^63 unless 1,000 events of probability 1/e happen in a row.
-        distances = (below + t * _streaks(len(below))) // s
+        distances = (below + t * streaks(len(below))) // s
         negative = uniform(2, len(distances)) == 1
         drawn = np.where(negative, -distances, distances)[~(negative & (distances == 0))]
         kept = np.concatenate([kept, drawn[:missing]])
@@ -122,7 +122,7 @@ def truncated_laplace(scale: Fraction, shift: int, size: int) -> IntArray:
     return kept
 
 
-def _decays(numerators: IntArray, denominator: int) -> BoolArray:
+def decays(numerators: IntArray, denominator: int) -> BoolArray:
     """Independent events of probabilities exp(-x), x = numerator/denominator at most one, by von Neumann's method.
 
     Events of probability x/1, x/2, x/3, ... all happen up to the j-th with probability x^j/j!; so the number of the
@@ -139,11 +139,11 @@ def _decays(numerators: IntArray, denominator: int) -> BoolArray:
     return odd
 
 
-def _streaks(size: int) -> IntArray:
+def streaks(size: int) -> IntArray:
     """How many events of probability 1/e happen before the first that does not."""
     counts, running = np.zeros(size, dtype=np.int64), np.arange(size)
     while len(running):
-        running = running[_decays(np.ones(len(running), dtype=np.int64), 1)]
+        running = running[decays(np.ones(len(running), dtype=np.int64), 1)]
         counts[running] += 1
     return counts
 

@@ -105,7 +105,7 @@ class BudgetedPrivatizer(Privatizer):
         self.ledger = service.ledger or Ledger("simulation", mechanism.budget)
         self._next_batch = service.first_batch
         # After a restart another stream: the same noise on two batches would cancel in their difference.
-        self._rng = stream(service.seed, "noise", self._next_batch)
+        self.rng = stream(service.seed, "noise", self._next_batch)
         mechanism.charge(service.query)  # a budget that cannot be met is refused here
 
     def certificate(self, query: Query) -> Certificate:
@@ -145,7 +145,7 @@ class AdditivePrivatizer(BudgetedPrivatizer):
 
     def _draw(self, noise: Noise, batches: range, size: int) -> FloatArray:
         """Noise[b, tag] of admitted batches."""
-        return noise.sample(self._rng, (len(batches), size))
+        return noise.sample(self.rng, (len(batches), size))
 
     def release(self, counts: Counts) -> Release:
         """Charge the budget, then add noise."""

@@ -60,7 +60,7 @@ class Continual(AdditivePrivatizer):
         return self.mechanism.noise(self._query).sd
 
     @abstractmethod
-    def _factors(self, first: int, count: int) -> FloatArray:
+    def factors(self, first: int, count: int) -> FloatArray:
         """Variance of the running sum after batches first.. in units of one release's."""
 
     @abstractmethod
@@ -72,8 +72,8 @@ class Continual(AdditivePrivatizer):
         """Variance of the increment at a batch, in units of one release's."""
 
     def _added_variances(self, noise: Noise, batches: range) -> FloatArray:
-        before = self._factors(batches.start - 1, 1) if batches.start else np.zeros(1)
-        return self._sd**2 * np.diff(self._factors(batches.start, len(batches)), prepend=before)
+        before = self.factors(batches.start - 1, 1) if batches.start else np.zeros(1)
+        return self._sd**2 * np.diff(self.factors(batches.start, len(batches)), prepend=before)
 
     def _draw(self, noise: Noise, batches: range, size: int) -> FloatArray:
         running = on_lattice(self._sd * self._running_noise(batches.start, len(batches), size), self._sd)
@@ -109,7 +109,8 @@ class CentralToeplitz(Continual):
         self._norms = np.cumsum(self._coefficients**2)
         self._all: FloatArray | None = None
 
-    def _factors(self, first: int, count: int) -> FloatArray:
+    def factors(self, first: int, count: int) -> FloatArray:
+        """Variance of the running sum after batches first.. in units of one release's."""
         factors: FloatArray = self._norms[-1] * self._norms[first : first + count]
         return factors
 
@@ -125,7 +126,7 @@ class CentralToeplitz(Continual):
                     f"Continual counting of {size:,} counters over {self.batches:,} batches would take "
                     f"{needed / 2**30:.1f} GiB; use the privatizer central-tree, which keeps a few rows."
                 )
-            self._all = self._rng.standard_normal((self.batches, size))
+            self._all = self.rng.standard_normal((self.batches, size))
             length = fft.next_fast_len(2 * self.batches - 1, real=True)
             response = fft.rfft(math.sqrt(self._norms[-1]) * self._coefficients, length)
             for first_tag in range(0, size, _TAGS_AT_A_TIME):
@@ -141,28 +142,30 @@ class CentralTree(Continual):
     kind: ClassVar[type[ContinualGaussian]] = TreeGaussian
 
     @property
-    def _levels(self) -> int:
+    def levels(self) -> int:
+        """Of the tree: how many nodes a batch is in."""
         return self.batches.bit_length()
 
-    def _factors(self, first: int, count: int) -> FloatArray:
+    def factors(self, first: int, count: int) -> FloatArray:
+        """Variance of the running sum after batches first.. in units of one release's."""
         nodes = [number.bit_count() for number in range(first + 1, first + count + 1)]
-        return self._levels * np.array(nodes, dtype=np.float64)
+        return self.levels * np.array(nodes, dtype=np.float64)
 
     def _step_factor(self, batch: int) -> float:
         # From t to t+1 the nodes of t's trailing ones are replaced by one new node.
         closed = (batch ^ (batch + 1)).bit_count() - 1
-        return float(self._levels * (closed + 1))
+        return float(self.levels * (closed + 1))
 
     def _running_noise(self, first: int, count: int, size: int) -> FloatArray:
         if first == 0:
-            self._open = np.zeros((self._levels, size))  # noise of the node of each level in the current sum, or zero
+            self._open = np.zeros((self.levels, size))  # noise of the node of each level in the current sum, or zero
         running = np.empty((count, size))
         for row, number in enumerate(range(first + 1, first + count + 1)):
             level = (number & -number).bit_length() - 1
             self._open[:level] = 0.0
-            self._open[level] = self._rng.standard_normal(size)
+            self._open[level] = self.rng.standard_normal(size)
             running[row] = self._open.sum(axis=0)
-        return math.sqrt(self._levels) * running
+        return math.sqrt(self.levels) * running
 
 
 def central(budget: Budget, service: Service, *, participations: int = 1) -> AdditivePrivatizer:

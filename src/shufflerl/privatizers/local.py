@@ -41,13 +41,13 @@ class LocalSampled(BudgetedPrivatizer):
         group = counts.batch.query.groups
         touched = np.flatnonzero(counts.values)
         if counts.batch.users == 1:
-            chosen = (group[touched] == self._rng.integers(noise.groups)).astype(np.int64)
+            chosen = (group[touched] == self.rng.integers(noise.groups)).astype(np.int64)
         else:
-            chosen = self._rng.binomial(counts.values[touched], 1 / noise.groups)
+            chosen = self.rng.binomial(counts.values[touched], 1 / noise.groups)
         sampled = np.zeros_like(counts.values)
         sampled[touched] = chosen
         reports = np.add.reduceat(sampled, counts.batch.query.group_starts)[group]
-        ones = self._rng.binomial(reports - sampled, noise.flip)
-        ones[touched] += self._rng.binomial(chosen, 0.5)
+        ones = self.rng.binomial(reports - sampled, noise.flip)
+        ones[touched] += self.rng.binomial(chosen, 0.5)
         estimate: FloatArray = noise.weight * (ones - reports * noise.flip)
         return estimate

@@ -46,8 +46,8 @@ def test_every_order_of_a_batch_is_equally_likely() -> None:
         store = cast(Store, Parts())
         for number, tags in enumerate((b"ab", b"cd")):
             sealed = b"".join(bytes([tag]) * wire.SEALED_TAG_BYTES for tag in tags)
-            store.keep(ID, f"slice {number}", mixing._spread(store, ID, of_one_group(sealed), [3]))
-        orders[b"".join(rows[:, 0].tobytes() for _, rows in mixing._gathered(store, ID, 2, [3]))] += 1
+            store.keep(ID, f"slice {number}", mixing.spread(store, ID, of_one_group(sealed), [3]))
+        orders[b"".join(rows[:, 0].tobytes() for _, rows in mixing.gathered(store, ID, 2, [3]))] += 1
     assert {bytes(sorted(order)) for order in orders} == {b"abcd"}
     counts = np.array(list(orders.values()))
     assert len(counts) == 24
@@ -65,8 +65,8 @@ def test_a_large_batch_is_permuted_as_a_small_one(slices: int) -> None:
     else:
         store = cast(Store, Parts())
         for number, slice in enumerate(np.split(rows, slices)):
-            store.keep(ID, f"slice {number}", mixing._spread(store, ID, of_one_group(slice.tobytes()), [3]))
-        mixed = np.concatenate([some for _, some in mixing._gathered(store, ID, slices, [3])])
+            store.keep(ID, f"slice {number}", mixing.spread(store, ID, of_one_group(slice.tobytes()), [3]))
+        mixed = np.concatenate([some for _, some in mixing.gathered(store, ID, slices, [3])])
     order = np.ascontiguousarray(mixed[:, :4]).view("<u4").ravel().astype(np.int64)
     assert (np.sort(order) == np.arange(tags)).all()
     assert (order == np.arange(tags)).sum() <= 20
@@ -121,7 +121,7 @@ def test_slices_of_a_dead_process_are_done_by_others(monkeypatch: pytest.MonkeyP
 def test_a_slice_done_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process does every slice between this one's look and its result."""
     world = sealed_world()
-    spread = mixing._spread
+    spread = mixing.spread
     id = BatchId(world.task, 0, 0)
 
     def after_another(store: Store, id: BatchId, tags: mixing.Tags, buckets: list[int]) -> bytes:
@@ -132,7 +132,7 @@ def test_a_slice_done_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
                 store.keep(id, f"slice {number}", spread(store, id, of_one_group(sealed), buckets))
         return spread(store, id, tags, buckets)
 
-    monkeypatch.setattr(mixing, "_spread", after_another)
+    monkeypatch.setattr(mixing, "spread", after_another)
     assert len(list(world.store.reports(id))) == 7
     assert world.shuffler.advance()
     assert sorted(world.tags(world.collect())) == list(range(21))

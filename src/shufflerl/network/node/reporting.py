@@ -330,7 +330,7 @@ def randomize_episode(agreement: Agreement, episode: Trajectories | Returns) -> 
 def seal_report(checked: Checked, tags: Iterable[int], token: bytes) -> Report:
     """Tags as a report: as the batch's transport has it, in one envelope with the token."""
     agreement = checked.agreement
-    sealed = (_vector if agreement.transport == Transport.sums else _tags)(agreement, tags)
+    sealed = (sealed_vector if agreement.transport == Transport.sums else sealed_tags)(agreement, tags)
     report_id = crypto.report_id(agreement.announcement.task, token)
     envelope = crypto.seal(
         crypto.public_box_key(checked.envelope_key), agreement.envelope_info(report_id), b"".join([token, *sealed])
@@ -338,14 +338,14 @@ def seal_report(checked: Checked, tags: Iterable[int], token: bytes) -> Report:
     return Report(report_id=report_id, envelope=envelope)
 
 
-def _tags(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
+def sealed_tags(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
     """Each tag sealed by itself in its group's place, and padding sealed alike: as many as every report has."""
     key, info = crypto.public_box_key(agreement.announcement.tag_key), agreement.tag_info
     filled = itertools.islice(itertools.chain(tags, itertools.repeat(wire.PADDING)), agreement.max_messages)
     return [crypto.seal(key, info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in filled]
 
 
-def _vector(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
+def sealed_vector(agreement: Agreement, tags: Iterable[int]) -> list[bytes]:
     """The tags counted under a mask, and its seed sealed; equally long whatever the tags are."""
     seed = secrets.token_bytes(wire.SEED_BYTES)
     key = crypto.public_box_key(agreement.announcement.tag_key)

@@ -76,11 +76,12 @@ def added(store: Store, id: BatchId, agreement: Agreement) -> masking.Words:
     if agreement.source.dummies is None:
         return masking.zeros(counters, size)
     if (there := store.kept(id, "noise")) is None:
-        there = store.keep(id, "noise", _counts(agreement.source).astype(f"<u{size}").tobytes())
+        there = store.keep(id, "noise", drawn_dummies(agreement.source).astype(f"<u{size}").tobytes())
         faults.reached("noise")
     return masking.words(there, size)
 
 
-def _counts(source: Source) -> IntArray:
+def drawn_dummies(source: Source) -> IntArray:
+    """How many dummies of each counter, drawn anew."""
     assert source.dummies is not None
     return noise_counts(source.dummies, source.query.size)

@@ -70,9 +70,9 @@ def mixed(store: Store, batch: BatchRow, agreement: Agreement, key: X25519Privat
         return packed((group, permuted(rows)) for group, rows in enumerate(_into(tags, [1] * len(source.groups))))
     for number in randomness.permutation(len(slices)):
         if store.kept(batch.id, f"slice {number}") is None:
-            spread = _spread(store, batch.id, slices[int(number)](), _buckets(agreement))
-            store.keep(batch.id, f"slice {number}", spread)
-    return packed(_gathered(store, batch.id, len(slices), _buckets(agreement)))
+            where = spread(store, batch.id, slices[int(number)](), _buckets(agreement))
+            store.keep(batch.id, f"slice {number}", where)
+    return packed(gathered(store, batch.id, len(slices), _buckets(agreement)))
 
 
 def _slices(store: Store, batch: BatchRow, agreement: Agreement, key: X25519PrivateKey) -> list[Callable[[], Tags]]:
@@ -125,7 +125,7 @@ def _into(tags: Tags, buckets: Sequence[int]) -> list[Rows]:
     return np.split(tags.rows[np.argsort(drawn, kind="stable")], ends[:-1])
 
 
-def _spread(store: Store, id: BatchId, tags: Tags, buckets: Sequence[int]) -> bytes:
+def spread(store: Store, id: BatchId, tags: Tags, buckets: Sequence[int]) -> bytes:
     """Store a slice's tags by bucket, and say under which name and how many: who does the slice again takes another."""
     name, parts = secrets.token_hex(8), _into(tags, buckets)
     for bucket, rows in enumerate(parts):
@@ -134,12 +134,12 @@ def _spread(store: Store, id: BatchId, tags: Tags, buckets: Sequence[int]) -> by
     return msgspec.msgpack.encode((name, [len(rows) for rows in parts]))
 
 
-def _gathered(store: Store, id: BatchId, slices: int, buckets: Sequence[int]) -> Iterator[tuple[int, Rows]]:
+def gathered(store: Store, id: BatchId, slices: int, buckets: Sequence[int]) -> Iterator[tuple[int, Rows]]:
     """Permute bucket after bucket: group and tags of each."""
     parts = [_kept(store, id, f"slice {number}") for number in range(slices)]
-    spread = [msgspec.msgpack.decode(part, type=tuple[str, list[int]]) for part in parts]
+    slice_buckets = [msgspec.msgpack.decode(part, type=tuple[str, list[int]]) for part in parts]
     for bucket, group in enumerate(np.repeat(np.arange(len(buckets)), buckets).tolist()):
-        tags = b"".join(_kept(store, id, f"{name} {bucket}") for name, counts in spread if counts[bucket])
+        tags = b"".join(_kept(store, id, f"{name} {bucket}") for name, counts in slice_buckets if counts[bucket])
         yield group, permuted(_rows(tags))
 
 

@@ -69,7 +69,7 @@ class Broker:
 
     def __init__(self, servers: str, credentials: Path | None = None, authority: Path | None = None) -> None:
         """Connect to comma-separated servers, waiting for them; `authority` has signed their certificates."""
-        self._options = _options(servers, credentials, authority)
+        self._options = connection_options(servers, credentials, authority)
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="broker", daemon=True)
         self._thread.start()
@@ -103,7 +103,7 @@ class Broker:
                 raise StorageError("The message broker refuses the user; check the credentials given for `store`.")
             if not warned and not self._client.is_connected:
                 warned = True
-                logs.event("waits for the message broker", detail=_said(reason))
+                logs.event("waits for the message broker", detail=explanation(reason))
 
         async def lost() -> None:
             logs.event("lost the message broker")
@@ -157,7 +157,7 @@ class Broker:
                     await self._connect()
                 if self._loop.time() > deadline:
                     raise StorageError(
-                        f"The message broker does not answer ({_said(reason)}); are two of its three servers up? "
+                        f"The message broker does not answer ({explanation(reason)}); are two of its three servers up? "
                         "It is tried again."
                     ) from None
             await asyncio.sleep(0.1)
@@ -388,7 +388,8 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _options(servers: str, credentials: Path | None, authority: Path | None) -> dict[str, Any]:
+def connection_options(servers: str, credentials: Path | None, authority: Path | None) -> dict[str, Any]:
+    """What a connection to such servers is made with."""
     addresses = [urlsplit(one.strip()) for one in servers.split(",")]
     if not all(one.scheme in ("nats", "tls") and one.hostname and _port(one) for one in addresses):
         raise InvalidInputError(
@@ -425,7 +426,7 @@ def _port(address: SplitResult) -> int | None:
         return None
 
 
-def _said(reason: Exception) -> str:
+def explanation(reason: Exception) -> str:
     """What went wrong, without addresses: they may hold a password."""
     if isinstance(reason, APIError) and reason.description:
         return str(reason.description)

@@ -14,7 +14,7 @@ import pytest
 from shufflerl import CountPopulation, envs, learn, learners, privatizers
 from shufflerl.mdp import MDP, Mixture
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples" / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebooks").glob("*.ipynb"))
 
 
 def run(source: str, space: dict[str, Any]) -> Any:

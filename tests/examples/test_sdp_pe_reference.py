@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning
 
 
 def _example(name: str) -> ModuleType:
-    path = Path(__file__).parent.parent / "examples" / f"{name}.py"
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -33,7 +33,7 @@ from shufflerl.policies import Scores, describe
 from shufflerl.population import StepPopulation
 from shufflerl.privacy.accounting import Budget
 from shufflerl.steps import StepProblem
-from tests.network.test_returns import System
+from tests.network.system.test_returns import System
 from tests.support.examples import unsteered_mdp
 from tests.support.network_world import World, altered, pretend_to_seal
 
@@ -290,4 +290,4 @@ def test_the_demonstration_knows_tiles() -> None:
         demo.chosen(None, "spectrum-tiles", "optimistic", epsilon=1.0, seed=0)
     policy = {"family": describe(Scores(3, 2)), "weights": [0.6, 0.4], "policies": SCORES}
     assert policy_text(policy).splitlines()[1] == "state 0: 0.000 1.000"
-    assert demo._value("spectrum-tiles", Mixture(np.ones((1, 6, 8)), [1.0], Scores(6, 8)))["optimal"] > 14  # type: ignore[operator]
+    assert demo.value_learned("spectrum-tiles", Mixture(np.ones((1, 6, 8)), [1.0], Scores(6, 8)))["optimal"] > 14  # type: ignore[operator]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shufflerl.network import faults
-from tests.network.test_processes import finish, ledger_of
+from tests.network.system.test_processes import finish, ledger_of
 from tests.support.nats_cluster import MISSING, Cluster, server_binary
 from tests.support.nats_processes import FrontEnds, Rounds, front_ends
 from tests.support.network_processes import Crowd

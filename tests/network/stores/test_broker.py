@@ -95,7 +95,7 @@ tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server.key" }}
         other = tmp_path / "other"
         other.mkdir()
         certify(other)
-        context = broker._options(f"tls://127.0.0.1:{port}", None, other / "authority.pem")["tls"]
+        context = broker.connection_options(f"tls://127.0.0.1:{port}", None, other / "authority.pem")["tls"]
         Broker(
             f"tls://shuffler:open%20sesame@127.0.0.1:{port}", authority=tmp_path / "authority.pem"
         ).close()  # it is up
@@ -103,7 +103,7 @@ tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server.key" }}
             plain.recv(4096)  # the server's greeting, after which TLS begins
             with pytest.raises(ssl.SSLCertVerificationError) as met:
                 context.wrap_socket(plain, server_hostname="127.0.0.1")
-        assert "not trusted" in (said := broker._said(met.value))
+        assert "not trusted" in (said := broker.explanation(met.value))
         assert "store_authority" in said
 
     def test_a_server_that_is_too_old_is_told(self, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from tests.support.waiting import PATIENCE, telling, until
 
 pytestmark = pytest.mark.slow(8)
 
-RECORDING = Path(__file__).parents[1] / "support" / "recording"
+RECORDING = Path(__file__).parents[2] / "support" / "recording"
 
 
 def finish(system: Processes, crowd: Crowd) -> None:
@@ -70,7 +70,7 @@ def test_killed_at_every_labelled_point(tmp_path: Path, name: str, noise: str) -
 
 
 def test_masked_sums_survive_kills_between_seal_and_release(tmp_path: Path) -> None:
-    """`test_summing` and `test_unmasking` crash at every label; here real processes die where most is at stake."""
+    """`test_summing` and `test_opening` crash at every label; here real processes die where most is at stake."""
     with processes(tmp_path, episodes=40, transport="sums", noise="servers") as system:
         system.start("shuffler", "seeds")
         crowd = Crowd(system, bytes.fromhex(system.start("coordinator", "seeds opened")["task"]))

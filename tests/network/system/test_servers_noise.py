@@ -360,12 +360,12 @@ class System:
             assert self.coordinator.exclusion is not None
             self.shuffler.exclude(self.coordinator.exclusion)
             drawn: list[IntArray] = []
-            real = dummies._counts
-            dummies._counts = lambda source: drawn.append(real(source)) or drawn[-1]  # type: ignore[func-returns-value]
+            real = dummies.drawn_dummies
+            dummies.drawn_dummies = lambda source: drawn.append(real(source)) or drawn[-1]  # type: ignore[func-returns-value]
             try:
                 assert self.shuffler.advance()
             finally:
-                dummies._counts = real
+                dummies.drawn_dummies = real
             (self.dummies,) = drawn
         status = self.shuffler.status(self.coordinator.task)
         assert status.state == State.released
@@ -581,7 +581,7 @@ def test_whether_a_sum_is_impossible_is_told_from_noisy_counts_alone(
                 )
                 return Report(report_id=report_id, envelope=envelope)
 
-            patch.setattr(dummies, "_counts", lambda source: np.zeros(source.query.size, dtype=np.int64))
+            patch.setattr(dummies, "drawn_dummies", lambda source: np.zeros(source.query.size, dtype=np.int64))
             system.fill(lifted)
             try:
                 system.coordinator.absorb(system.release())

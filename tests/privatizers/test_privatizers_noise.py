@@ -204,12 +204,12 @@ FAULTS: dict[str, tuple[tuple[str, bool], Case, Fault]] = {
     "paper, half of tau, few users": (
         PAPER,
         LARGE,
-        law_of(ShuffledBinomial, lambda self, query, users, _: paper_noise(users, self._tau(query) / 2)),
+        law_of(ShuffledBinomial, lambda self, query, users, _: paper_noise(users, self.tau(query) / 2)),
     ),
     "paper, half of tau, many users": (
         PAPER,
         Case(20_000, 8.0),
-        law_of(ShuffledBinomial, lambda self, query, users, _: paper_noise(users, self._tau(query) / 2)),
+        law_of(ShuffledBinomial, lambda self, query, users, _: paper_noise(users, self.tau(query) / 2)),
     ),
     "shuffle, half of the mean for many users": (SHUFFLE, LARGE, law_of(ShuffledPoisson, halved)),
     "shuffle, the honest alone": (
