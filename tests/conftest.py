@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -41,25 +42,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -seconds[item.path])
 
 
-_traced: set[str] = set()
+#: Processor seconds of a file's quick tests that are traced before sys.monitoring, where each costs half as much again.
+TRACED = 0.3
+_traced: defaultdict[Path, float] = defaultdict(float)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Before sys.monitoring, trace the first case of quick tests alone, as tracing costs half as much again.
+    """Before sys.monitoring, trace the first quick tests of every file alone.
 
     Fixtures are left out with their tests, which the marker of pytest-cov does not do.
     """
     coverage = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
-    test = item.nodeid.partition("[")[0]
-    if coverage is None or sys.version_info >= (3, 12) or not (item.get_closest_marker("slow") or test in _traced):
-        _traced.add(test)
+    if coverage is None or sys.version_info >= (3, 12):
         return (yield)
-    coverage.pause()
+    if item.get_closest_marker("slow") or _traced[item.path] > TRACED:
+        coverage.pause()
+        try:
+            return (yield)
+        finally:
+            coverage.resume()
+    began = time.process_time()
     try:
         return (yield)
     finally:
-        coverage.resume()
+        _traced[item.path] += time.process_time() - began
 
 
 @pytest.fixture(scope="module")

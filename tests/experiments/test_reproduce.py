@@ -235,13 +235,11 @@ def test_verdicts_come_from_the_runs(undisturbed: Path, tmp_path: Path, monkeypa
     assert verdict(shuffle=80, local=10) is Verdict.NOT_HERE
 
 
-def test_two_workers_give_what_one_gives(undisturbed: Path, tmp_path: Path) -> None:
-    reproduce(TINY, tmp_path, workers=2, figures=SOME)
-    same(tmp_path, undisturbed)
-
-
 def test_killed_three_times_it_ends_as_if_undisturbed_and_redoes_nothing(undisturbed: Path, tmp_path: Path) -> None:
-    """While it tunes, runs and measures, and with one worker and two: more kills would fall in the same places."""
+    """While it tunes, runs and measures, and with one worker and two, which give the same.
+
+    More kills would fall in the same places.
+    """
     rng = random.Random(11)
     total = len(finished(undisturbed))
     before: dict[str, tuple[int, int]] = {}
