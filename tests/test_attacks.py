@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shufflerl import envs
-from shufflerl.attacks import ATTACKS, EARLY, LyingPopulation, Shouting, messages_per_report
+from shufflerl.attacks import ATTACKS, EARLY, Flooding, LyingPopulation, messages_per_report
 from shufflerl.counts import Batch, CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.experiments.setting import Setting, prepare, run
@@ -119,8 +119,8 @@ def test_liars_shout_where_users_add_the_noise_and_nowhere_else() -> None:
     users, servers = (
         prepare(setting(liars=liars, privatizer_parameters={"noise": source}), 0) for source in ("users", "servers")
     )
-    assert isinstance(users.privatizer, Shouting)
-    assert not isinstance(servers.privatizer, Shouting)
+    assert isinstance(users.privatizer, Flooding)
+    assert not isinstance(servers.privatizer, Flooding)
     assert users.certificate is not None
     assert isinstance(users.population, LyingPopulation)
     batch = batch_of(environment("riverswim"), 1000)

@@ -156,7 +156,7 @@ class LyingPopulation:
         return int(self.rng.binomial(self._left, share))
 
 
-class Shouting(Privatizer):
+class Flooding(Privatizer):
     """Noise by users, among whom liars fill their reports to the last message: each repeats its lie about rewards."""
 
     def __init__(self, inner: Privatizer, population: LyingPopulation) -> None:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from shufflerl.network.web import http
-from shufflerl.network.web.watching import Watching
+from shufflerl.network.web.watching import LivePage
 
 #: What Chromium is told: no GPU, nobody to call.
 ARGUMENTS = [
@@ -72,7 +72,7 @@ class Stage:
 
     @property
     def app(self) -> Starlette:
-        watching = Watching(self.page, self._look)
+        watching = LivePage(self.page, self._look)
         app = Starlette(routes=[*watching.routes, Route("/v1/certificate", _certificate)])
         app.state.watching = watching
         http.answers_problems(app, "server")

@@ -36,7 +36,7 @@ class UCBVI(Learner):
     problem: Problem
     reads_running_sums: ClassVar[bool] = True
     #: What `loop` plays instead of single batches where it can.
-    compiled_loop: ClassVar[Entry] = Entry("shufflerl.episodes:EpisodeStretch.if_possible", "one user per batch")
+    compiled_loop: ClassVar[Entry] = Entry("shufflerl.episodes:CompiledUCBVI.if_possible", "one user per batch")
     #: The probability of failure that enters the bonus, which is of the theory's form but not with its constants.
     failure: ClassVar[float] = 0.05
 

@@ -27,7 +27,7 @@ from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Action, BatchStatus, ProblemError, Reason, Signed, State, Transport
 from shufflerl.network.web import contact, http, openapi
 from shufflerl.network.web.owner import Owner
-from shufflerl.network.web.watching import Watching
+from shufflerl.network.web.watching import LivePage
 from shufflerl.policies import describe
 
 #: Seconds after which a failed request is tried again, at first and at most.
@@ -50,7 +50,7 @@ class CoordinatorServer:
         self._open_at: float | None = None  # when the pending batch was last seen to be open
         self._seal_to_release: float | None = None  # of the last batch, at most
         self._release_to_learned: float | None = None
-        self._watching = Watching("coordinator.html", self._look)
+        self._watching = LivePage("coordinator.html", self._look)
         self._status = self._owner.submit(self._summary).result()
         self._learned = self._owner.submit(learned, self._coordinator).result()
 

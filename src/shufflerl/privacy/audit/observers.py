@@ -28,14 +28,14 @@ from shufflerl.privacy.audit.statistics import (
 )
 from shufflerl.privacy.loss import privacy_loss
 
-#: Tests of a seat with a random outcome.
+#: Tests of an observer with a random outcome.
 RANDOM_TESTS = 6
 # Thresholds of an observer, in deviations beyond the middle.
 _THREE, _FIVE = (-1.5, 0.0, 1.5), (-1.5, -0.75, 0.0, 0.75, 1.5)
 
 
 @dataclass(frozen=True, eq=False)
-class Seat:
+class Observer:
     """An observer of what was played; see `bench.Session`."""
 
     played: Played
