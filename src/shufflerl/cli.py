@@ -368,11 +368,12 @@ def network_systems(path: AuditPath) -> list[System]:
 def _tell_time(setting: Setting, first: int, seeds: int) -> None:
     """Of a large problem, before it begins."""
     from shufflerl.experiments.setting import expected_seconds
+    from shufflerl.learners import LEARNERS
 
     seconds = expected_seconds(setting, first)
     if seconds is not None and seconds * seeds > 10:
-        ours = setting.learner == "optimistic"
-        fewer = "--learner-param batches=10" if ours else "--learner ucbvi --learner-param batch=1000"
+        sized = "batches" in LEARNERS.parameters(setting.learner)
+        fewer = "--learner-param batches=10" if sized else "--learner ucbvi --learner-param batch=1000"
         long = f"{seconds * seeds:.0f} seconds" if seconds * seeds < 120 else f"{seconds * seeds / 60:.0f} minutes"
         typer.echo(
             f"A large problem: by its first batch this will take at most about {long}. Fewer and larger batches take "

@@ -119,14 +119,14 @@ def dummies_after_the_others(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_noise_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Coordinator, "_own_noise", lambda self, number, meaning: np.zeros(meaning.query.size, np.int64))
+    patch.setattr(Coordinator, "_own_noise", lambda self, number, agreed: np.zeros(agreed.query.size, np.int64))
 
 
 def its_noise_drawn_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Coordinator,
         "_own_noise",
-        lambda self, number, meaning: noise_counts(meaning.source.own, meaning.query.size),
+        lambda self, number, agreed: noise_counts(agreed.source.own, agreed.query.size),
     )
 
 

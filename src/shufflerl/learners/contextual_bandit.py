@@ -129,6 +129,11 @@ class ContextualBandit(Learner):
         self._earned = (0.0, 0.0)  # in a step of the last batch, and the variance of that
         self._posterior = posterior(self.precision, self._weighted, self.problem.scale)
 
+    @classmethod
+    def batch_parameters(cls, fewest: int, users: int | None = None) -> dict[str, Any]:
+        """See `Learner`."""
+        return {"first": fewest}
+
     @property
     def query(self) -> CountQuery:
         """The state, action and reward bit of one step."""
@@ -197,9 +202,9 @@ class ContextualBandit(Learner):
             return View()
         share, variance = self._earned
         value, error = share * self.problem.steps, _SHOWN * math.sqrt(variance) * self.problem.steps
-        meaning = f"of the policies played last, give or take {_SHOWN:g} standard errors"
+        text = f"of the policies played last, give or take {_SHOWN:g} standard errors"
         return View(
-            Estimate.within(self.problem.steps, value=value, low=value - error, high=value + error, meaning=meaning)
+            Estimate.within(self.problem.steps, value=value, low=value - error, high=value + error, description=text)
         )
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

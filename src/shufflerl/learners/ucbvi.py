@@ -66,6 +66,11 @@ class UCBVI(Learner):
         self.log_term = math.log(2 * cells * problem.episodes / self.failure)
         self.query = CountQuery.everything(problem)
 
+    @classmethod
+    def batch_parameters(cls, fewest: int, users: int | None = None) -> dict[str, Any]:
+        """See `Learner`."""
+        return {"batch": max(fewest, (users or 0) // 11)}
+
     @property
     def max_batches(self) -> int:
         """One per policy played."""

@@ -37,7 +37,7 @@ from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.loss import privacy_loss
 from tests.network.web.test_http import serving
-from tests.support.network_world import PROBLEM, QUERY, Crash, World, meaning_of, new_identity
+from tests.support.network_world import PROBLEM, QUERY, Crash, World, agreement_of, new_identity
 from tests.support.waiting import PATIENCE
 
 TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
@@ -470,7 +470,7 @@ HEADERS = ["accept", "accept-encoding", "connection", "host", "user-agent"]
 def check_sent(place: Place) -> None:
     """Three requests, whoever sends them: what they tell beside the sealed body is the same for all, and no more."""
     path = f"/v1/tasks/{place.world.task.hex()}"
-    report = wire.Report(report_id=bytes(16), envelope=bytes(meaning_of(place.world).envelope_bytes))
+    report = wire.Report(report_id=bytes(16), envelope=bytes(agreement_of(place.world).envelope_bytes))
     upload = wire.encode(wire.Upload(batch=0, attempt=0, reports=[report]))
     expected = [
         (f"GET {path}/batch", HEADERS, 0),
@@ -501,7 +501,7 @@ def test_whatever_an_environment_does_one_report_is_sent(place: Place, odd: Any,
     node.close()
     assert place.accepted == 1
     assert "The episode failed" in caplog.text
-    episode = play(odd, meaning_of(place.world))
+    episode = play(odd, agreement_of(place.world))
     assert (episode.states.tolist(), episode.rewards.tolist()) == ([[0, 0]], [[0, 0]])
 
 
@@ -511,7 +511,7 @@ def test_what_is_as_it_should_be_is_reported_as_it_is(
     reward: int, terminated: bool, truncated: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rewards of nothing and of one are those very bits; after the end nothing is paid; and nothing is told."""
-    episode = play(Odd(0, (1, float(reward), terminated, truncated, {})), meaning_of(World()))
+    episode = play(Odd(0, (1, float(reward), terminated, truncated, {})), agreement_of(World()))
     assert episode.states.tolist() == [[0, 1]]
     assert episode.rewards.tolist() == [[reward, 0 if terminated or truncated else reward]]
     assert caplog.messages == []
@@ -520,9 +520,9 @@ def test_what_is_as_it_should_be_is_reported_as_it_is(
 def test_an_episode_that_failed_is_one_the_policy_could_have_played() -> None:
     """In the first state it takes the policy's action there: what is impossible would tell that nobody played."""
     policy = np.array([[1, 0], [0, 1]], dtype="<u2")
-    meaning = meaning_of(World(), policies=policy.tobytes())
+    agreed = agreement_of(World(), policies=policy.tobytes())
     for env in ODD.values():
-        episode = play(env, meaning)
+        episode = play(env, agreed)
         assert episode.actions.tolist() == [[policy[h, x] for h, x in enumerate(episode.states[0])]]
 
 
@@ -536,8 +536,8 @@ def test_a_program_that_makes_errors_of_warnings_still_reports(place: Place) -> 
 
 
 def test_any_environment_with_reset_and_step_is_played(caplog: pytest.LogCaptureFixture) -> None:
-    meaning = meaning_of(World())
-    episodes = [play(Short(), meaning) for _ in range(400)]
+    agreed = agreement_of(World())
+    episodes = [play(Short(), agreed) for _ in range(400)]
     assert all(episode.states.tolist() == [[0, PROBLEM.n_states - 1]] for episode in episodes)
     assert all(episode.rewards[0, 1] == 0 for episode in episodes)
     paid = sum(int(episode.rewards[0, 0]) for episode in episodes)
@@ -552,9 +552,9 @@ def test_any_environment_with_reset_and_step_is_played(caplog: pytest.LogCapture
             return 2, {}
 
     # Silence would tell the shuffler what the user met: such episodes are reported as the nearest that can be.
-    assert play(Bad(), meaning).rewards.tolist() == [[1, 0]]
+    assert play(Bad(), agreed).rewards.tolist() == [[1, 0]]
     assert "reward in [0, 1]" in caplog.text
-    assert play(Elsewhere(), meaning).states.tolist() == [[1, 1]]
+    assert play(Elsewhere(), agreed).states.tolist() == [[1, 1]]
     assert "state 2" in caplog.text
     with pytest.raises(InvalidInputError, match="token"):
         Node(Short(), World().invitation, TERMS, b"short", Path("unused"))
@@ -572,8 +572,8 @@ def test_policies_are_played_as_often_as_their_weights_say() -> None:
         transport=wire.Transport.tags,
         excludable=0,
     )
-    meaning, episodes = parse_announcement(wire.encode(announced)), 2000
-    drawn = np.concatenate([play(ENV, meaning).actions for _ in range(episodes)])
+    agreed, episodes = parse_announcement(wire.encode(announced)), 2000
+    drawn = np.concatenate([play(ENV, agreed).actions for _ in range(episodes)])
     assert (drawn[:, 0] == drawn[:, 1]).all()
     assert abs(drawn[:, 0].sum() - 0.8 * episodes) < 7 * np.sqrt(0.8 * 0.2 * episodes)
 

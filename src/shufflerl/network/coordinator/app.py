@@ -191,7 +191,7 @@ class CoordinatorServer:
 
     def _summary(self) -> dict[str, Any]:
         run, pending = self._coordinator, self._coordinator.pending
-        meaning = None if pending is None else parse_announcement(pending[2].payload)
+        agreed = None if pending is None else parse_announcement(pending[2].payload)
         learner, (batches, messages, invalid) = run.learner, run.tally()
         return {
             "task": run.task.hex(),
@@ -203,9 +203,9 @@ class CoordinatorServer:
             "batch": None if pending is None else pending[0],
             "attempt": None if pending is None else pending[1],
             "noise": run.run.noise,
-            "drawn": None if meaning is None else meaning.drawn,
-            "transport": None if meaning is None else meaning.transport,
-            "transport_costs": None if meaning is None else costs.in_words(meaning.source),
+            "drawn": None if agreed is None else agreed.drawn,
+            "transport": None if agreed is None else agreed.transport,
+            "transport_costs": None if agreed is None else costs.in_words(agreed.source),
             "batches_learned": batches,
             "messages": messages,
             "invalid_messages": invalid,
