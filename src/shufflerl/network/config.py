@@ -102,13 +102,13 @@ class CoordinatorConfig(Config, frozen=True):
             self.learner,
             Budget(self.epsilon, self.delta),
             self.seed,
-            self.learner_parameters or learners.batch_parameters(self.learner, MIN_BATCH_SIZE),
-            self.honest_fraction,
-            self.transport,
-            self.excludable,
-            self.noise,
-            self.admission,
-            self.enrolled,
+            learner_parameters=self.learner_parameters or learners.batch_parameters(self.learner, MIN_BATCH_SIZE),
+            honest_fraction=self.honest_fraction,
+            transport=self.transport,
+            excludable=self.excludable,
+            noise=self.noise,
+            admission=self.admission,
+            enrolled=self.enrolled,
         )
 
     def _problem(self) -> Problem | ReturnProblem:
