@@ -17,7 +17,7 @@ from shufflerl import __version__
 from shufflerl.errors import MissingExtraError, ShuffleRLError
 from shufflerl.experiments import commands
 from shufflerl.network import commands as network_commands
-from shufflerl.options import DELTA_HELP, AsJson, count
+from shufflerl.options import DELTA_HELP, AsJson, NoiseBy, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,16 +192,7 @@ Delta = Annotated[float, typer.Option(help=DELTA_HELP)]
 Gamma = Annotated[float, typer.Option(help="Fraction of users assumed to add their noise, in (0, 1].")]
 
 
-class NoiseSource(StrEnum):
-    """Who adds the noise."""
-
-    users = "users"
-    servers = "servers"
-
-
-Source = Annotated[
-    NoiseSource, typer.Option("--noise", help="Who adds it: all users together, or each server enough alone.")
-]
+Source = Annotated[NoiseBy, typer.Option("--noise", help="Who adds it: all users together, or each server alone.")]
 States = Annotated[int, typer.Option(help="Number of states, X.")]
 Actions = Annotated[int, typer.Option(help="Number of actions, A.")]
 
@@ -215,7 +206,7 @@ def calibrate(
     actions: Actions = 2,
     users: Annotated[int, count("Users in a batch; only the number of messages depends on it.")] = 1000,
     gamma: Gamma = 1.0,
-    noise: Source = NoiseSource.users,
+    noise: Source = NoiseBy.users,
     as_json: AsJson = False,
 ) -> None:
     """Say how much noise a budget needs, by exact accounting and by the paper's constants."""
@@ -265,7 +256,7 @@ def certify(
     delta: Delta = 1e-5,
     horizon: Horizon = 6,
     gamma: Gamma = 1.0,
-    noise: Source = NoiseSource.users,
+    noise: Source = NoiseBy.users,
     participations: Annotated[int, typer.Option(help="Batches that one user may take part in.")] = 1,
     as_json: AsJson = False,
 ) -> None:

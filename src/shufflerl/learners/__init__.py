@@ -32,11 +32,7 @@ LEARNERS = Registry(
 
 
 #: The learner for a kind of problem, unless another is chosen.
-DEFAULTS: dict[type[Problem] | type[ReturnProblem], str] = {
-    Problem: "optimistic",
-    StepProblem: "contextual-bandit",
-    ReturnProblem: "policy-search",
-}
+DEFAULTS: dict[type, str] = {Problem: "optimistic", StepProblem: "contextual-bandit", ReturnProblem: "policy-search"}
 
 
 def batch_parameters(name: str, fewest: int, users: int | None = None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import typer
 
 from shufflerl.errors import StorageError
 from shufflerl.network import check_installed as _installed
-from shufflerl.options import DELTA_HELP, AsJson, count
+from shufflerl.options import DELTA_HELP, AsJson, NoiseBy, count
 
 File = Annotated[Path | None, typer.Argument(help="Settings as TOML; see docs/network.md.", metavar="[FILE]")]
 Address = Annotated[str, typer.Option(help="Where the coordinator listens.", metavar="URL")]
@@ -25,13 +25,6 @@ class TimeoutAction(StrEnum):
 
     extend = "extend"
     abort = "abort"
-
-
-class NoiseBy(StrEnum):
-    """Who adds the noise."""
-
-    servers = "servers"
-    users = "users"
 
 
 class AcceptedNoise(StrEnum):

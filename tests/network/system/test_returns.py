@@ -292,6 +292,27 @@ class System:
         self.coordinator.close()
         self.coordinator = Coordinator(self.folder, self.run)
 
+    def learn_all(self) -> dict[str, Any]:
+        """A replay of the releases is the learner that was told them, after restarts too; what the page shows."""
+        try:
+            replayed = self.run.make_learner()
+            while self.coordinator.pending is not None:
+                self.learn()
+                self.restart()
+                replayed.next_batch()
+                replayed.observe(self.coordinator.records[-1].release)
+            replayed.next_batch()
+            assert self.coordinator.learner.save() == replayed.save()
+            assert self.coordinator.policy == replayed.deployed
+            told = learned(self.coordinator)
+            assert told == msgspec.json.decode(msgspec.json.encode(told))
+            certificate = self.coordinator.certificate()
+            assert certificate.changed_counters == 2
+            assert self.coordinator.ledger.spent <= certificate.epsilon <= 8.0
+        finally:
+            self.coordinator.close()
+        return told
+
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("noise", ["users", "servers"])
@@ -299,29 +320,11 @@ class System:
 def test_a_run_learns_from_returns_by_every_way(
     tmp_path: Path, noise: Any, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay of the releases is the learner that was told them, after a restart too; and the page can show it."""
     pretend_to_seal(monkeypatch)
     problem = ReturnProblem(1, 1, horizon=3, episodes=600, low=0.0, high=20.0, head="box")
     parameters = {"first": 60, "family": "mlp", "hidden": 2} if transport == "sums" else {"first": 60}
     run = Run(problem, "policy-search", Budget(8.0, 1e-5), 7, parameters, transport=transport, noise=noise)
-    system = System(tmp_path, run)
-    try:
-        replayed = run.make_learner()
-        while system.coordinator.pending is not None:
-            system.learn()
-            system.restart()
-            replayed.next_batch()
-            replayed.observe(system.coordinator.records[-1].release)
-        replayed.next_batch()
-        assert system.coordinator.learner.save() == replayed.save()
-        assert system.coordinator.policy == replayed.deployed
-        told = learned(system.coordinator)
-        assert told == msgspec.json.decode(msgspec.json.encode(told))
-        certificate = system.coordinator.certificate()
-        assert certificate.changed_counters == 2
-        assert system.coordinator.ledger.spent <= certificate.epsilon <= 8.0
-    finally:
-        system.coordinator.close()
+    told = System(tmp_path, run).learn_all()
     assert told["batches"] >= 2
     assert (told["returns"], told["log2_all_policies"], told["changed_actions"]) == (True, None, None)
     assert told["policy"]["family"] == ("mlp" if transport == "sums" else "linear")

@@ -22,7 +22,6 @@ from shufflerl.mdp import Mixture
 from shufflerl.network import demo
 from shufflerl.network.config import CoordinatorConfig
 from shufflerl.network.coordinator.coordinator import Run
-from shufflerl.network.coordinator.dashboard import learned
 from shufflerl.network.demo import policy_text
 from shufflerl.network.node.reporting import Checked, check_environment, make_report, play
 from shufflerl.network.protocol import agreement, crypto, wire
@@ -247,28 +246,11 @@ def test_a_table_of_states_is_played_too() -> None:
 def test_a_run_learns_from_steps_by_every_way(
     tmp_path: Path, noise: Any, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay of the releases is the learner that was told them, after a restart too; and the page can show it."""
     pretend_to_seal(monkeypatch)
     problem = envs.make("spectrum-tiles", n_channels=2, tiles=2).problem(240)
     assert isinstance(problem, StepProblem)
     run = Run(problem, "contextual-bandit", Budget(8.0, 1e-5), 7, {"first": 60}, transport=transport, noise=noise)
-    system = System(tmp_path, run, device_env("spectrum-tiles", n_channels=2, tiles=2))
-    try:
-        replayed = run.make_learner()
-        while system.coordinator.pending is not None:
-            system.learn()
-            system.restart()
-            replayed.next_batch()
-            replayed.observe(system.coordinator.records[-1].release)
-        assert system.coordinator.learner.save() == replayed.save()
-        assert system.coordinator.policy == replayed.deployed
-        told = learned(system.coordinator)
-        assert told == msgspec.json.decode(msgspec.json.encode(told))
-        certificate = system.coordinator.certificate()
-        assert certificate.changed_counters == 2
-        assert system.coordinator.ledger.spent <= certificate.epsilon <= 8.0
-    finally:
-        system.coordinator.close()
+    told = System(tmp_path, run, device_env("spectrum-tiles", n_channels=2, tiles=2)).learn_all()
     assert told["batches"] >= 2
     assert told["policy"]["family"] == "scores"
     assert [len(row["cells"]) for row in told["policy"]["rows"]] == [2, 2]
