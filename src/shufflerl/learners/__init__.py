@@ -35,10 +35,10 @@ LEARNERS = Registry(
 DEFAULTS: dict[type, str] = {Problem: "optimistic", StepProblem: "contextual-bandit", ReturnProblem: "policy-search"}
 
 
-def batch_parameters(name: str, fewest: int, users: int | None = None) -> dict[str, Any]:
+def batch_parameters(name: str, min_users: int, users: int | None = None) -> dict[str, Any]:
     """See `Learner.batch_parameters`; none if it is a function that makes the learner."""
     learner: Any = LEARNERS.entry(name).load()
-    return getattr(learner, "batch_parameters", Learner.batch_parameters)(fewest, users)
+    return getattr(learner, "batch_parameters", Learner.batch_parameters)(min_users, users)
 
 
 def make(name: str, problem: Problem | ReturnProblem, seed: Seed, **parameters: Any) -> Learner:

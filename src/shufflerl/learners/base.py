@@ -106,7 +106,7 @@ class Learner(ABC):
         return f"<{self.name}({chosen}), {self.episodes_played:,} of {self.problem.episodes:,} episodes played>"
 
     @classmethod
-    def batch_parameters(cls, fewest: int, users: int | None = None) -> dict[str, Any]:
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
         """Parameters for batches of at least so many users, and for few of them if it is said how many are in all."""
         return {}
 

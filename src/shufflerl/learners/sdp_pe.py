@@ -130,9 +130,9 @@ class SDPPE(Learner):
         self._begin_stage()
 
     @classmethod
-    def batch_parameters(cls, fewest: int, users: int | None = None) -> dict[str, Any]:
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
         """See `Learner`."""
-        return {"first": -(-fewest // 3)}  # a stage has three times as many
+        return {"first": -(-min_users // 3)}  # a stage has three times as many
 
     @property
     def max_batches(self) -> int:

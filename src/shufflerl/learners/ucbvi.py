@@ -67,9 +67,9 @@ class UCBVI(Learner):
         self.query = CountQuery.everything(problem)
 
     @classmethod
-    def batch_parameters(cls, fewest: int, users: int | None = None) -> dict[str, Any]:
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
         """See `Learner`."""
-        return {"batch": max(fewest, (users or 0) // 11)}
+        return {"batch": max(min_users, (users or 0) // 11)}
 
     @property
     def max_batches(self) -> int:

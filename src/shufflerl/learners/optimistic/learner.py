@@ -48,9 +48,9 @@ class Optimistic(Learner):
         self.variances: FloatArray = np.zeros(1)  # the same if users touch one counter, two, up to all
 
     @classmethod
-    def batch_parameters(cls, fewest: int, users: int | None = None) -> dict[str, Any]:
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
         """See `Learner`."""
-        return {"first": fewest} if users is None else {"first": fewest, "batches": 10}
+        return {"first": min_users} if users is None else {"first": min_users, "batches": 10}
 
     @property
     def max_batches(self) -> int:

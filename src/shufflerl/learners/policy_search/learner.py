@@ -126,9 +126,9 @@ class PolicySearch(Learner):
             self._begin(self.low, self.high)
 
     @classmethod
-    def batch_parameters(cls, fewest: int, users: int | None = None) -> dict[str, Any]:
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
         """See `Learner`."""
-        return {"first": fewest}
+        return {"first": min_users}
 
     def _search_anew(self) -> None:
         """Forget all but what a check has chosen."""
