@@ -161,6 +161,12 @@ def test_batches_are_never_too_small_to_be_mixed(name: str) -> None:
             assert history.users.min() >= min(least, users)
 
 
+def test_a_learner_of_ones_own_can_be_demonstrated() -> None:
+    """It is told nothing, unless it says how it is sized."""
+    own = Demo(30, "riverswim", "tests.test_registry:Guess", 3.0, 0)
+    assert tomllib.loads(own.learner_parameters) == {"learner_parameters": {}}
+
+
 def test_a_learner_that_cannot_be_demonstrated_is_refused_before_anything_starts() -> None:
     with (
         pytest.raises(UnknownNameError, match="Did you mean 'optimistic'"),
