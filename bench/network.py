@@ -179,14 +179,14 @@ def _one_commit_each(folder: Path, noise: NoiseBy) -> float:
 
 def opening() -> list[Figure]:
     """Tags opened and counted by one core, beside what is required and the bare key exchange that each needs."""
-    meaning, key, said = announced(USERS)
-    public, size, tags = crypto.public_box_key(said.tag_key), meaning.query.size, 10_000
-    chunk = b"".join(crypto.seal(public, meaning.tag_info, (tag % size).to_bytes(4)) for tag in range(tags))
+    agreed, key, said = announced(USERS)
+    public, size, tags = crypto.public_box_key(said.tag_key), agreed.query.size, 10_000
+    chunk = b"".join(crypto.seal(public, agreed.tag_info, (tag % size).to_bytes(4)) for tag in range(tags))
     others = [crypto.new_box_key().public_key() for _ in range(tags)]
     raw = key.private_bytes_raw()
     ours, bare = medians(
         5,
-        lambda _: tags / _core_seconds(lambda: count(raw, meaning.tag_info, range(size), chunk)),
+        lambda _: tags / _core_seconds(lambda: count(raw, agreed.tag_info, range(size), chunk)),
         lambda _: tags / _core_seconds(lambda: [key.exchange(other) for other in others]),
     )
     return [
@@ -226,13 +226,13 @@ class Passed:
     """One batch through a shuffler and an opener in this process; dummies are sealed before its last report comes."""
 
     def __init__(self, store: Store, noise: NoiseBy) -> None:
-        meaning, key, said = announced(USERS, noise)
+        agreed, key, said = announced(USERS, noise)
         coordinator, identity, enrolment = (SigningKey(Ed25519PrivateKey.generate()) for _ in range(3))
         limits = Limits(min_batch_size=1)
         shuffler = Shuffler(store, identity, coordinator.public, enrolment.public, limits)
         shuffler.announce(coordinator.sign(said))
         opening = wire.decode(Opening, shuffler.current(said.task).opening.payload)
-        checked = Checked(meaning, opening.envelope_key)
+        checked = Checked(agreed, opening.envelope_key)
         reports = [wire.decode(Upload, make_upload(checked, crypto.mint(enrolment))).reports[0] for _ in range(USERS)]
         shuffler.upload(said.task, [(0, 0, report) for report in reports[:-1]])
         self.sealing = _core_seconds(shuffler.seal_dummies)
@@ -240,14 +240,14 @@ class Passed:
         def finish() -> None:
             shuffler.upload(said.task, [(0, 0, reports[-1])])
             shuffler.advance()
-            tags: list[list[bytes]] = [[] for _ in meaning.source.groups]
+            tags: list[list[bytes]] = [[] for _ in agreed.source.groups]
             for chunk in range(shuffler.status(said.task).chunks):
                 command = Command(task=said.task, batch=0, attempt=0, action=Action.collect, chunk=chunk)
                 for group, some in wire.sections(shuffler.collect(coordinator.sign(command))):
                     tags[group].append(bytes(some))
-            Opener().count_all(key.private_bytes_raw(), meaning.tag_info, meaning.source.groups, tags)
+            Opener().count_all(key.private_bytes_raw(), agreed.tag_info, agreed.source.groups, tags)
             released = sum(len(some) for group in tags for some in group) // wire.SEALED_TAG_BYTES
-            self.dummies = released - USERS * meaning.max_messages
+            self.dummies = released - USERS * agreed.max_messages
 
         began = time.perf_counter()
         self.core = _core_seconds(finish)
@@ -263,14 +263,14 @@ def node() -> list[Figure]:
 
 
 def _report(noise: NoiseBy, limit: float) -> Figure:
-    meaning, _, _ = announced(USERS, noise)
-    checked = Checked(meaning, crypto.new_box_key().public_key().public_bytes_raw())
+    agreed, _, _ = announced(USERS, noise)
+    checked = Checked(agreed, crypto.new_box_key().public_key().public_bytes_raw())
     env, token = tabular_env("riverswim"), secrets.token_bytes(wire.TOKEN_BYTES)
     key = crypto.public_box_key(checked.envelope_key)
-    messages = meaning.max_messages
+    messages = agreed.max_messages
     made, bare = medians(
         15,
-        lambda _: 1e3 * _core_seconds(lambda: make_report(checked, play(env, meaning), token)),
+        lambda _: 1e3 * _core_seconds(lambda: make_report(checked, play(env, agreed), token)),
         lambda _: 1e3 * _core_seconds(lambda: [crypto.seal(key, b"", bytes(4)) for _ in range(messages)]),
     )
     what = f"one report, RiverSwim, n=1,000, epsilon=1, noise by {noise}, {messages} messages"

@@ -14,7 +14,7 @@ from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise, paper_tau
 from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.protocol import Protocol
-from shufflerl.privatizers.base import Service
+from shufflerl.privatizers.base import Workload
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree
 
 DELTA = 1e-5
@@ -110,8 +110,8 @@ def continual() -> list[Figure]:
     """Noise of a running sum after 20,000 batches in units of one release's."""
     figures = []
     for kind, most in ((CentralToeplitz, 4.3), (CentralTree, 14.5)):
-        service = Service(CountQuery.everything(Problem(6, 4, 2, 20_000)), 20_000, 0)
-        factor = math.sqrt(kind(Budget(1.0, DELTA), service).factors(0, 20_000).max())
+        workload = Workload(CountQuery.everything(Problem(6, 4, 2, 20_000)), 20_000, 0)
+        factor = math.sqrt(kind(Budget(1.0, DELTA), workload).factors(0, 20_000).max())
         figures.append(
             Figure.at_most(most, f"continual counting, {kind.name}, T=20,000", "sd", factor, 1.0, "one release")
         )

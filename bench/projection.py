@@ -182,8 +182,8 @@ def _coordinator() -> tuple[float, float]:
 def _measured(problem: Problem, users: int, transport: Transport) -> tuple[Load, Spent]:
     """A batch through a shuffler of its own, and what that spent."""
     bench = Bench(problem, users, transport)
-    meaning, said = bench.meaning, bench.meaning.announcement
-    load = Load.of(meaning.source, transport)
+    agreed, said = bench.agreed, bench.agreed.announcement
+    load = Load.of(agreed.source, transport)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         identity = SigningKey.load(folder / "coordinator.pem")
@@ -225,22 +225,22 @@ def _stored(path: Path, bodies: list[bytes]) -> float:
 
 def _upload(bench: Bench, key: bytes, token: bytes) -> bytes:
     """A report as long as all are. Tags are random bytes, which the shuffler cannot tell; seeds are real."""
-    meaning = bench.meaning
-    size = meaning.envelope_bytes - ENVELOPE_BYTES
-    if meaning.transport == Transport.sums:
-        seed = crypto.seal(bench.tag_key.public_key(), meaning.seed_info, secrets.token_bytes(wire.SEED_BYTES))
+    agreed = bench.agreed
+    size = agreed.envelope_bytes - ENVELOPE_BYTES
+    if agreed.transport == Transport.sums:
+        seed = crypto.seal(bench.tag_key.public_key(), agreed.seed_info, secrets.token_bytes(wire.SEED_BYTES))
         text = token + seed + secrets.token_bytes(size - len(seed))
     else:
         text = token + secrets.token_bytes(size)
-    report_id = crypto.report_id(meaning.announcement.task, token)
-    envelope = crypto.seal(crypto.public_box_key(key), meaning.envelope_info(report_id), text)
+    report_id = crypto.report_id(agreed.announcement.task, token)
+    envelope = crypto.seal(crypto.public_box_key(key), agreed.envelope_info(report_id), text)
     return wire.encode(Upload(batch=0, attempt=0, reports=[Report(report_id=report_id, envelope=envelope)]))
 
 
 def _release(client: httpx2.Client, identity: SigningKey, bench: Bench) -> float:
     """Play the coordinator until the batch is released; seconds of a core that it spent on it."""
-    meaning, said = bench.meaning, bench.meaning.announcement
-    raw, size = bench.tag_key.private_bytes_raw(), meaning.query.size
+    agreed, said = bench.agreed, bench.agreed.announcement
+    raw, size = bench.tag_key.private_bytes_raw(), agreed.query.size
 
     def ask(path: str, message: wire.Message) -> httpx2.Response:
         return client.post(path, content=wire.encode(identity.sign(message)))
@@ -253,19 +253,19 @@ def _release(client: httpx2.Client, identity: SigningKey, bench: Bench) -> float
         status = msgspec.json.decode(client.get(f"/v1/tasks/{said.task.hex()}/status").content, type=BatchStatus)
         if status.state == State.released:
             chunks = [ask("/v1/releases", command(Action.collect, chunk)).content for chunk in range(status.chunks)]
-            if meaning.transport == Transport.tags:
+            if agreed.transport == Transport.tags:
                 spent = sum(
-                    cpu_seconds(partial(count, raw, meaning.tag_info, range(size), bytes(tags)))
+                    cpu_seconds(partial(count, raw, agreed.tag_info, range(size), bytes(tags)))
                     for chunk in chunks
                     for _, tags in wire.sections(chunk)
                 )
             return spent
-        if meaning.transport == Transport.sums and spent == 0.0:
+        if agreed.transport == Transport.sums and spent == 0.0:
             answer = ask("/v1/seeds", command(Action.seeds))
             if answer.status_code == 200:
-                spent = cpu_seconds(partial(open_seeds, raw, meaning.seed_info, answer.content))
-                seeds = [secrets.token_bytes(wire.SEED_BYTES) for _ in range(meaning.batch.users)]
-                spent += cpu_seconds(partial(masking.sum_of_masks, seeds, size, meaning.word_bytes))
+                spent = cpu_seconds(partial(open_seeds, raw, agreed.seed_info, answer.content))
+                seeds = [secrets.token_bytes(wire.SEED_BYTES) for _ in range(agreed.batch.users)]
+                spent += cpu_seconds(partial(masking.sum_of_masks, seeds, size, agreed.word_bytes))
                 ask("/v1/exclusions", Exclusion(task=said.task, batch=0, attempt=0, positions=[]))
         time.sleep(0.05)
     raise SkippedError("The batch was not released in a minute; this machine has too much else to do.")

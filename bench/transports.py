@@ -52,8 +52,8 @@ class Bench:
             tag_key=self.tag_key.public_key().public_bytes_raw(),
             transport=transport,
         )
-        self.meaning: Agreement = parse_announcement(wire.encode(said))
-        self.checked = Checked(self.meaning, self.envelope_key.public_key().public_bytes_raw())
+        self.agreed: Agreement = parse_announcement(wire.encode(said))
+        self.checked = Checked(self.agreed, self.envelope_key.public_key().public_bytes_raw())
         zeros = np.zeros((1, problem.horizon), dtype=int)
         self.episode = Trajectories(zeros, zeros, zeros)
         self.token = secrets.token_bytes(wire.TOKEN_BYTES)
@@ -74,19 +74,19 @@ class Bench:
         return Cost(median(sizes), median(times))
 
     def _through(self, report: Report) -> None:
-        meaning, size = self.meaning, self.meaning.query.size
+        agreed, size = self.agreed, self.agreed.query.size
         key: X25519PrivateKey = self.envelope_key
-        body = mixing.opened(meaning, key, report.report_id, report.envelope)[1]
+        body = mixing.opened(agreed, key, report.report_id, report.envelope)[1]
         raw = self.tag_key.private_bytes_raw()
-        if meaning.transport == Transport.tags:
-            body = mixing.opened(meaning, key, report.report_id, report.envelope)[1]
-            count(raw, meaning.tag_info, range(size), body.tobytes())
+        if agreed.transport == Transport.tags:
+            body = mixing.opened(agreed, key, report.report_id, report.envelope)[1]
+            count(raw, agreed.tag_info, range(size), body.tobytes())
             return
-        total = masking.zeros(size, meaning.word_bytes)
-        summing.add(total, meaning, key, report.report_id, report.envelope)
-        (seed,) = open_seeds(raw, meaning.seed_info, body[: wire.SEALED_SEED_BYTES].tobytes())
+        total = masking.zeros(size, agreed.word_bytes)
+        summing.add(total, agreed, key, report.report_id, report.envelope)
+        (seed,) = open_seeds(raw, agreed.seed_info, body[: wire.SEALED_SEED_BYTES].tobytes())
         assert seed is not None
-        total -= masking.mask(seed, size, meaning.word_bytes)
+        total -= masking.mask(seed, size, agreed.word_bytes)
 
 
 def million() -> list[Figure]:
@@ -94,14 +94,14 @@ def million() -> list[Figure]:
     rows = []
     for users in _PLACES:
         bench = Bench(MILLION, users, Transport.sums)
-        size, words = bench.meaning.query.size, bench.meaning.word_bytes
-        assert isinstance(bench.meaning.source, Users)
-        tags = bench.meaning.source.protocol.messages_per_user
+        size, words = bench.agreed.query.size, bench.agreed.word_bytes
+        assert isinstance(bench.agreed.source, Users)
+        tags = bench.agreed.source.protocol.messages_per_user
         report, total = bench.make(), masking.zeros(size, words)
         key = bench.envelope_key
         made = _milliseconds(bench.make, 9)
         added = _milliseconds(
-            lambda: summing.add(total, bench.meaning, key, report.report_id, report.envelope),  # noqa: B023
+            lambda: summing.add(total, bench.agreed, key, report.report_id, report.envelope),  # noqa: B023
             25,
         )
         what = f"{size:,} counters of {words} bytes, n={users:,}"
@@ -119,7 +119,7 @@ def _milliseconds(action: Callable[[], object], repeats: int) -> float:
 
 def predicted() -> list[Figure]:
     """Costs by formula beside measured ones, on both sides of the switch-over and at it."""
-    tags = Bench(SMALL, 1_000, Transport.tags).meaning.source
+    tags = Bench(SMALL, 1_000, Transport.tags).agreed.source
     after = costs.switch_over(tags)
     assert after is not None
     rows = []

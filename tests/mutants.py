@@ -67,7 +67,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/accounting.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
     "privacy/audit/auditing.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
     "privacy/audit/bench.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
-    "privacy/audit/seats.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
+    "privacy/audit/observers.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
     "privacy/audit/servers.py": (("privacy/audit/test_servers",), ("network/test_audit_servers",)),
     "privacy/audit/statistics.py": (("privacy/audit/test_statistics",), ("privacy/audit/test_users",)),
     "privacy/audit/users.py": (("privacy/audit/test_users",), ("network/test_audit",)),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shufflerl import envs
-from shufflerl.attacks import ATTACKS, EARLY, LyingPopulation, Shouting, messages_per_report
+from shufflerl.attacks import ATTACKS, EARLY, Flooding, LyingPopulation, messages_per_report
 from shufflerl.counts import Batch, CountQuery
 from shufflerl.errors import InvalidInputError
 from shufflerl.experiments.setting import Setting, prepare, run
@@ -40,7 +40,7 @@ def test_liars_move_no_counter_by_more_than_their_number(attack: str, env: str) 
     mdp = environment(env)
     population, batch = LyingPopulation(mdp, attack, 0.2, 20_000, seed=3), batch_of(mdp, 500)
     counts = population.play(batch).checked()
-    liars, lies = population.said
+    liars, lies = population.lies_told
     assert 50 < liars <= 250
     assert lies.max() <= liars
     assert (np.add.reduceat(lies, batch.query.group_starts) == liars).all()
@@ -77,7 +77,7 @@ def test_who_lies_early_stops_and_a_crowd_comes_first() -> None:
     for index in range(8):
         for population in (early, crowd):
             population.play(batch_of(mdp, 100, index))
-        said.append((early.said[0], crowd.said[0]))
+        said.append((early.lies_told[0], crowd.lies_told[0]))
     assert [one > 0 for one, _ in said] == [100 * index < EARLY * 2000 for index in range(8)]
     assert [other for _, other in said] == [50, 50, 0, 0, 0, 0, 0, 0]
 
@@ -88,7 +88,7 @@ def test_a_crowd_that_is_drawn_by_lot_is_no_larger_than_the_lot_allows() -> None
     said = []
     for seed in range(200):
         population = LyingPopulation(mdp, "early crowd", 0.05, 2000, seed=seed, admission=2)
-        said.append([population.said[0] for index in range(20) if population.play(batch_of(mdp, 100, index))])
+        said.append([population.lies_told[0] for index in range(20) if population.play(batch_of(mdp, 100, index))])
     means = np.mean(said, axis=0)
     assert abs(means[0] - 10) < 5 * np.sqrt(9 / 200)  # of seeds that are fixed
     assert (np.diff(means) < 1).all()
@@ -119,8 +119,8 @@ def test_liars_shout_where_users_add_the_noise_and_nowhere_else() -> None:
     users, servers = (
         prepare(setting(liars=liars, privatizer_parameters={"noise": source}), 0) for source in ("users", "servers")
     )
-    assert isinstance(users.privatizer, Shouting)
-    assert not isinstance(servers.privatizer, Shouting)
+    assert isinstance(users.privatizer, Flooding)
+    assert not isinstance(servers.privatizer, Flooding)
     assert users.certificate is not None
     assert isinstance(users.population, LyingPopulation)
     batch = batch_of(environment("riverswim"), 1000)
@@ -128,7 +128,7 @@ def test_liars_shout_where_users_add_the_noise_and_nowhere_else() -> None:
     released = users.privatizer.release(counts)
     most = messages_per_report(batch.query, 1000, released.noise.variance)
     beyond = released.values.sum() - counts.values.sum()
-    expected = users.population.said[0] * (most - batch.query.touched_counters)
+    expected = users.population.lies_told[0] * (most - batch.query.touched_counters)
     assert beyond == pytest.approx(expected, abs=6 * released.noise.sd * batch.query.size**0.5)
 
 

@@ -123,6 +123,8 @@ def _has_pictures_that_follow_its_colours(site: Path) -> None:
     page = (site / "concepts/trust.html").read_text()
     assert page.count('class="fig"') == 2
     assert "var(--ink)" in page
+    plots = [page for page in site.rglob("*.html") if "Matplotlib v" in page.read_text()]
+    assert plots == []  # they keep their white ground, as pictures
 
 
 def _documented() -> list[ModuleType]:

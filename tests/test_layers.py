@@ -64,13 +64,13 @@ MAY_IMPORT = {
     "privacy",
     "network.coordinator": "counts learners mdp network.faults network.logs network.protocol network.stores "
     "network.web network.workers noise policies privacy returns",
-    "network.config": "envs mdp network.coordinator network.node network.protocol network.shuffler privacy returns "
-    "steps",
+    "network.config": "envs learners mdp network.coordinator network.node network.protocol network.shuffler privacy "
+    "returns steps",
     "network.audit": "counts learners mdp network.coordinator network.node network.protocol network.shuffler "
     "network.stores privacy",
     "network.roles": "network.config network.coordinator network.logs network.node network.protocol "
     "network.shuffler network.stores network.web",
-    "network.demo": "envs mdp network.protocol network.roles planning policies",
+    "network.demo": "envs learners mdp network.protocol network.roles planning policies",
     "network.commands": "network.config network.demo network.node network.protocol network.roles privacy",
     "cli": "envs experiments learners network.audit network.commands privacy privatizers",
     "__main__": "cli",

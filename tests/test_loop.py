@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shufflerl import planning
-from shufflerl.episodes import MAX_STRETCH, EpisodeStretch
+from shufflerl.episodes import MAX_EPISODES, CompiledUCBVI
 from shufflerl.errors import InvalidInputError
 from shufflerl.history import History
 from shufflerl.learners.ucbvi import UCBVI
@@ -59,7 +59,7 @@ def test_a_learner_of_another_shape_is_refused_before_anything_is_played(
 ) -> None:
     """Either may be the larger one; compiled code would read and write past the end of the smaller."""
     if not compiled:
-        monkeypatch.setattr(EpisodeStretch, "if_possible", lambda *_: None)
+        monkeypatch.setattr(CompiledUCBVI, "if_possible", lambda *_: None)
     for mine, theirs in (sizes, sizes[::-1]):
         learner = UCBVI(random_mdp(0, *mine).problem(100), 0)
         with pytest.raises(InvalidInputError, match=re.escape(f"= {mine} but the population lives in {theirs}")):
@@ -70,7 +70,7 @@ def test_a_learner_of_another_shape_is_refused_before_anything_is_played(
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_support_that_the_population_leaves_is_refused(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr(EpisodeStretch, "if_possible", lambda *_: None)
+        monkeypatch.setattr(CompiledUCBVI, "if_possible", lambda *_: None)
     sparse = random_mdp(1, sparse=True)
     dense = MDP(np.full_like(sparse.transitions, 1 / 3), sparse.rewards, sparse.start)
     with pytest.raises(InvalidInputError, match=r"can make the transition .* rules out"):
@@ -81,7 +81,7 @@ def test_a_support_that_the_population_leaves_is_refused(compiled: bool, monkeyp
 
 
 def test_more_batches_than_a_stretch_holds_are_played_exactly() -> None:
-    asked = 2 * MAX_STRETCH + 5
+    asked = 2 * MAX_EPISODES + 5
     history = learn(UCBVI(MDP_.problem(2 * asked), 0), CountPopulation(MDP_, 0), NoPrivacy(), batches=asked)
     assert len(history) == asked
     whole = learn(UCBVI(MDP_.problem(2 * asked), 0), CountPopulation(MDP_, 0), NoPrivacy())

@@ -17,8 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
-#: Figures of measurements keep their own white ground.
-_PICTURE = re.compile(r"!\[[^\]]*\]\(((?:\.\./)*images/(?!reproduce|elimination|policy-search)[^)]*\.svg)\)")
+_PICTURE = re.compile(r"!\[[^\]]*\]\(((?:\.\./)*images/[^)]*\.svg)\)")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "sh", ".conf": "text"}
 
 
@@ -59,9 +58,10 @@ def complete(docs: Path) -> None:
 
 
 def _inlined(here: str, picture: re.Match[str]) -> str:
-    """A picture of ours in the page itself, where it takes the page's colours."""
+    """A drawing in the page itself, where it takes the page's colours; figures of plots keep their white ground."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(here), picture[1]))
-    return f'<div class="fig-scroll">{(ROOT / "docs" / path).read_text().strip()}</div>'
+    drawing = (ROOT / "docs" / path).read_text().strip()
+    return f'<div class="fig-scroll">{drawing}</div>' if 'class="fig"' in drawing else picture[0]
 
 
 def _led(text: str, file: str, page: str, linked: set[str]) -> str:

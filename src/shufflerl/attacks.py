@@ -126,7 +126,7 @@ class LyingPopulation:
         self._liars = CountPopulation(self.lie.mdp, np.random.SeedSequence([_entropy(seed), 1]))
         self.rng = stream(seed, "users", 1)
         #: What the liars of the last batch said: their number, and their counts.
-        self.said: tuple[int, IntArray] = (0, np.zeros(0, dtype=np.int64))
+        self.lies_told: tuple[int, IntArray] = (0, np.zeros(0, dtype=np.int64))
 
     def play(self, batch: Batch) -> Counts:
         """Let honest users play, and liars say what they like."""
@@ -145,7 +145,7 @@ class LyingPopulation:
         if liars:
             mixture = batch.mixture if self.lie.policy is None else Mixture.single(self.lie.policy)
             lies = self._liars.play(replace(batch, users=liars, mixture=mixture)).values
-        self.said = liars, lies
+        self.lies_told = liars, lies
         return Counts(batch, values + lies, earned)
 
     def _drawn(self, users: int) -> int:
@@ -156,7 +156,7 @@ class LyingPopulation:
         return int(self.rng.binomial(self._left, share))
 
 
-class Shouting(Privatizer):
+class Flooding(Privatizer):
     """Noise by users, among whom liars fill their reports to the last message: each repeats its lie about rewards."""
 
     def __init__(self, inner: Privatizer, population: LyingPopulation) -> None:
@@ -165,15 +165,15 @@ class Shouting(Privatizer):
     def release(self, counts: Counts) -> Release:
         """What honest users would have had released, and what liars send beyond one tag of each family and step."""
         release = self._inner.release(counts)
-        liars, lies = self._population.said
+        liars, lies = self._population.lies_told
         query = counts.batch.table_query
         loudest = lies.copy()
         if query.reward_steps:
             loudest[: query.row_starts[-1]] = 0
         noise = release.noise
         assert isinstance(noise, PoissonNoise)
-        beyond = liars * (messages_per_report(query, counts.batch.users, noise.mean) - query.touched_counters)
-        values = release.values + loudest * (beyond / max(1, int(loudest.sum())))
+        excess = liars * (messages_per_report(query, counts.batch.users, noise.mean) - query.touched_counters)
+        values = release.values + loudest * (excess / max(1, int(loudest.sum())))
         return replace(release, values=values)
 
     def certificate(self, query: Query) -> Certificate | None:

@@ -17,7 +17,7 @@ from shufflerl import __version__
 from shufflerl.errors import MissingExtraError, ShuffleRLError
 from shufflerl.experiments import commands
 from shufflerl.network import commands as network_commands
-from shufflerl.options import DELTA_HELP, AsJson, count
+from shufflerl.options import DELTA_HELP, AsJson, NoiseBy, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,16 +192,7 @@ Delta = Annotated[float, typer.Option(help=DELTA_HELP)]
 Gamma = Annotated[float, typer.Option(help="Fraction of users assumed to add their noise, in (0, 1].")]
 
 
-class NoiseSource(StrEnum):
-    """Who adds the noise."""
-
-    users = "users"
-    servers = "servers"
-
-
-Source = Annotated[
-    NoiseSource, typer.Option("--noise", help="Who adds it: all users together, or each server enough alone.")
-]
+Source = Annotated[NoiseBy, typer.Option("--noise", help="Who adds it: all users together, or each server alone.")]
 States = Annotated[int, typer.Option(help="Number of states, X.")]
 Actions = Annotated[int, typer.Option(help="Number of actions, A.")]
 
@@ -215,7 +206,7 @@ def calibrate(
     actions: Actions = 2,
     users: Annotated[int, count("Users in a batch; only the number of messages depends on it.")] = 1000,
     gamma: Gamma = 1.0,
-    noise: Source = NoiseSource.users,
+    noise: Source = NoiseBy.users,
     as_json: AsJson = False,
 ) -> None:
     """Say how much noise a budget needs, by exact accounting and by the paper's constants."""
@@ -265,7 +256,7 @@ def certify(
     delta: Delta = 1e-5,
     horizon: Horizon = 6,
     gamma: Gamma = 1.0,
-    noise: Source = NoiseSource.users,
+    noise: Source = NoiseBy.users,
     participations: Annotated[int, typer.Option(help="Batches that one user may take part in.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -368,11 +359,12 @@ def network_systems(path: AuditPath) -> list[System]:
 def _tell_time(setting: Setting, first: int, seeds: int) -> None:
     """Of a large problem, before it begins."""
     from shufflerl.experiments.setting import expected_seconds
+    from shufflerl.learners import LEARNERS
 
     seconds = expected_seconds(setting, first)
     if seconds is not None and seconds * seeds > 10:
-        ours = setting.learner == "optimistic"
-        fewer = "--learner-param batches=10" if ours else "--learner ucbvi --learner-param batch=1000"
+        sized = "batches" in LEARNERS.parameters(setting.learner)
+        fewer = "--learner-param batches=10" if sized else "--learner ucbvi --learner-param batch=1000"
         long = f"{seconds * seeds:.0f} seconds" if seconds * seeds < 120 else f"{seconds * seeds / 60:.0f} minutes"
         typer.echo(
             f"A large problem: by its first batch this will take at most about {long}. Fewer and larger batches take "

@@ -21,21 +21,21 @@ from shufflerl.privatizers.base import AdditivePrivatizer, Privatizer
 from shufflerl.privatizers.none import NoPrivacy
 
 #: Episodes per call, so that progress can be shown and interrupted, and numbers of noise to hold at once.
-MAX_STRETCH = 2048
+MAX_EPISODES = 2048
 MAX_NOISE = 4_000_000
 
 
 @dataclass(frozen=True)
-class EpisodeStretch:
-    """A learner, population and privatizer whose episodes can be played in compiled stretches."""
+class CompiledUCBVI:
+    """A learner, population and privatizer whose episodes can be played in compiled code."""
 
     learner: UCBVI
     population: CountPopulation
     privatizer: Privatizer
 
     @classmethod
-    def if_possible(cls, learner: Learner, population: Population, privatizer: Privatizer) -> EpisodeStretch | None:
-        """The stretch player for these three, or None when they must go through the loop one batch at a time."""
+    def if_possible(cls, learner: Learner, population: Population, privatizer: Privatizer) -> CompiledUCBVI | None:
+        """The compiled loop of these three, or None when they must go through the loop one batch at a time."""
         if type(learner) is not UCBVI or learner.batch != 1 or learner.waits:
             return None
         if type(population) is not CountPopulation or not _draws_ahead(privatizer):
@@ -43,10 +43,10 @@ class EpisodeStretch:
         return cls(learner, population, privatizer)
 
     def play(self, most: int | None) -> tuple[PolicyArray, FloatArray]:
-        """Play a stretch of at most `most` episodes: the policies[t, h, x] that were deployed and their true values."""
+        """Play at most `most` episodes: the policies[t, h, x] that were deployed and their true values."""
         learner, mdp = self.learner, self.population.mdp
         every = Layout(mdp.layout.shape) if mdp.layout.rows else mdp.layout  # the learner's sums are tables of all
-        count = min(learner.episodes_left, MAX_STRETCH, MAX_STRETCH if most is None else most)
+        count = min(learner.episodes_left, MAX_EPISODES, MAX_EPISODES if most is None else most)
         count = max(1, min(count, MAX_NOISE // learner.query.size))
         policies = np.empty((count, *learner.policy.shape), dtype=np.int32)
         policies[0] = learner.policy

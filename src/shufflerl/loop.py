@@ -22,7 +22,7 @@ from shufflerl.steps import StepProblem
 Progress = Callable[[int, int], None]
 
 
-class Stretch(Protocol):
+class CompiledLoop(Protocol):
     """Many batches of one user each, played in compiled code; bit for bit what the loop would do."""
 
     def play(self, most: int | None) -> tuple[PolicyArray, FloatArray]:
@@ -30,18 +30,18 @@ class Stretch(Protocol):
 
 
 @runtime_checkable
-class Stretching(Protocol):
-    """A learner that would spend its time between batches, and names what plays many of them at once."""
+class HasCompiledLoop(Protocol):
+    """A learner that names the compiled loop of its batches, as it would spend its time between them."""
 
     compiled_loop: ClassVar[Entry]
 
 
-def stretch_of(learner: Learner, population: Population, privatizer: Privatizer) -> Stretch | None:
-    """What plays the learner's next batches at once, if there is such a thing for these three."""
-    if not isinstance(learner, Stretching):
+def compiled_loop_of(learner: Learner, population: Population, privatizer: Privatizer) -> CompiledLoop | None:
+    """What plays the learner's next batches in compiled code, if these three allow it."""
+    if not isinstance(learner, HasCompiledLoop):
         return None
-    stretch: Stretch | None = learner.compiled_loop.load()(learner, population, privatizer)
-    return stretch
+    compiled: CompiledLoop | None = learner.compiled_loop.load()(learner, population, privatizer)
+    return compiled
 
 
 def learn(
@@ -64,9 +64,9 @@ def learn(
         learner.expect(noise)
     recorder = Recorder(population.mdp, learner.deployed)
     while learner.episodes_left and (batches is None or recorder.batches < batches):
-        if stretch := stretch_of(learner, population, privatizer):
+        if compiled := compiled_loop_of(learner, population, privatizer):
             # The four steps below, many times, compiled.
-            recorder.record_episodes(*stretch.play(None if batches is None else batches - recorder.batches))
+            recorder.record_episodes(*compiled.play(None if batches is None else batches - recorder.batches))
         elif batch := learner.next_batch():
             counts = population.play(batch)
             release = privatizer.release(counts)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 #: What delta is. It is not the probability that the loss exceeds epsilon, which may be many times as large.
 DELTA_HELP = "Allowed beyond epsilon: P(seen) <= e^epsilon P'(seen) + delta."
+
+
+class NoiseBy(StrEnum):
+    """Who adds the noise."""
+
+    users = "users"
+    servers = "servers"
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -60,44 +60,44 @@ class StepGame(Protocol):
         ...
 
 
-class StepPopulation:
-    """Users who each play a whole episode of scores, drawn by the user, and are counted by one random step of it."""
+class _Players:
+    """Users who each play one of the batch's policies, drawn by the user."""
 
     mdp: None = None
 
-    def __init__(self, game: StepGame, seed: Seed) -> None:
+    def __init__(self, game: Any, seed: Seed) -> None:
         self._game = game
         self.rng = stream(seed, "users")
 
     def __repr__(self) -> str:
-        return f"StepPopulation({self._game})"
+        return f"{type(self).__name__}({self._game})"
+
+    def _given(self, batch: Batch) -> IntArray:
+        """The policy of every user."""
+        _check_number(batch.users)
+        return self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
+
+
+class StepPopulation(_Players):
+    """Users who each play a whole episode of scores, and are counted by one random step of it."""
+
+    _game: StepGame
 
     def play(self, batch: Batch) -> Counts:
         """Let every user of the batch play its episode."""
-        _check_number(batch.users)
-        given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
-        told, returns = self._game.play(batch.mixture, given, self.rng)
+        told, returns = self._game.play(batch.mixture, self._given(batch), self.rng)
         return Counts.of(batch, Trajectories(*np.split(told, 3, axis=1)), float(returns.sum()))
 
 
-class ReturnPopulation:
-    """Users who each play one of the batch's policies, drawn by the user, and are counted by its return."""
+class ReturnPopulation(_Players):
+    """Users who each play an episode of a game, and are counted by its return."""
 
-    mdp: None = None
-
-    def __init__(self, game: Game, seed: Seed) -> None:
-        self._game = game
-        self.rng = stream(seed, "users")
-
-    def __repr__(self) -> str:
-        return f"ReturnPopulation({self._game})"
+    _game: Game
 
     def play(self, batch: Batch) -> Counts:
         """Let every user of the batch play its episode."""
-        _check_number(batch.users)
-        given = self.rng.choice(len(batch.mixture.weights), size=batch.users, p=batch.mixture.weights)
-        returns = self._game.returns(batch.mixture, given, self.rng)
-        return _counted(batch, given, returns, self.rng)
+        given = self._given(batch)
+        return _counted(batch, given, self._game.returns(batch.mixture, given, self.rng), self.rng)
 
 
 def _check_number(users: int) -> None:

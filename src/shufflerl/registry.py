@@ -46,7 +46,7 @@ class Entry:
         return constructor
 
 
-class Own(Entry):
+class UserEntry(Entry):
     """A user's own constructor, which may not be there."""
 
     def __init__(self, location: str) -> None:
@@ -100,7 +100,7 @@ class Registry:
     @cached_property
     def _entries(self) -> dict[str, Entry]:
         installed = entry_points(group=self._group) if self._group else ()
-        return {found.name: Own(found.value) for found in installed} | self._ours
+        return {found.name: UserEntry(found.value) for found in installed} | self._ours
 
     def __iter__(self) -> Iterator[tuple[str, Entry]]:
         return iter(self._entries.items())
@@ -108,7 +108,7 @@ class Registry:
     def entry(self, name: str) -> Entry:
         """Look a name up."""
         if isinstance(name, str) and ":" in name and name not in self._entries:
-            return Own(name)
+            return UserEntry(name)
         if not isinstance(name, str) or name not in self._entries:
             raise UnknownNameError(f"There is no {self.kind} {name!r}.{nearest(str(name), self._entries)}")
         return self._entries[name]
@@ -119,7 +119,7 @@ class Registry:
             return given
         location = f"{given.__module__}:{given.__qualname__}"
         try:
-            found = Own(location).load()
+            found = UserEntry(location).load()
         except UnknownNameError:
             found = None
         if found is not given:

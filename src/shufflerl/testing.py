@@ -186,7 +186,7 @@ class LearnerContract:
             if view.estimate is not None:
                 known = view.estimate
                 assert 0 <= known.low <= known.value <= known.high <= self.mdp.horizon
-                assert known.meaning.startswith("of the ")
+                assert known.description.startswith("of the ")
 
     def test_what_it_tells_can_be_encoded_at_every_point_of_a_run(self) -> None:
         """As plain Python, which every encoder takes: pages are fed by one that refuses numbers of NumPy."""

@@ -37,7 +37,7 @@ from shufflerl.noise import (
 )
 from shufflerl.population import CountPopulation
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian
-from shufflerl.privatizers.base import Service
+from shufflerl.privatizers.base import Workload
 from shufflerl.privatizers.local import LocalSampled
 from tests.support.examples import mdps, random_mdp, random_mixture
 
@@ -535,7 +535,7 @@ def test_without_privacy_counts_are_exact_up_to_the_added_half() -> None:
 def test_unary_reports_are_covered_although_their_counters_are_not_independent() -> None:
     learner = learners.make("ucbvi", RIVER.problem(300), 1)
     population, outside = CountPopulation(RIVER, 4), 0
-    privatizer = LocalSampled(Budget(2.0, 1e-5), Service.of(learner, 6))
+    privatizer = LocalSampled(Budget(2.0, 1e-5), Workload.of(learner, 6))
     worst = max(sum(copies * weight for copies, weight in terms) for terms in sums(FULL.table_query))
     for index in range(100):
         counts = population.play(dataclasses.replace(FULL, index=index))

@@ -73,7 +73,7 @@ def test_the_papers_interval_is_its_radius() -> None:
     assert told.low == max(0.0, told.value - last.radius)
     assert told.high == min(2.0, told.value + last.radius)
     assert told.low <= mixture_value(mdp, meant(learner)) <= told.high
-    assert "paper's radius" in told.meaning
+    assert "paper's radius" in told.description
 
 
 def test_without_the_law_of_the_first_state_the_value_is_not_known() -> None:

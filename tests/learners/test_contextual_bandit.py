@@ -66,9 +66,9 @@ def test_how_much_actions_differ_is_learned() -> None:
     precision = np.full((4, 5), 1e4)
     same = np.zeros((4, 5))
     apart = np.random.default_rng(0).normal(0, 0.2, (4, 5))
-    unsure = [posterior(precision * sure, precision * sure * same, np.ones(5)).left.max() for sure in (1.0,)]
+    variances = [posterior(precision * sure, precision * sure * same, np.ones(5)).variance.max() for sure in (1.0,)]
     loose = posterior(precision, precision * apart, np.ones(5))
-    assert unsure[0] < loose.left.max()
+    assert variances[0] < loose.variance.max()
     np.testing.assert_allclose(loose.mean, 0.5 + apart, atol=0.02)
 
 

@@ -6,7 +6,7 @@ from scipy import stats
 
 from shufflerl import envs, privatizers, state
 from shufflerl.arrays import PolicyArray
-from shufflerl.episodes import EpisodeStretch
+from shufflerl.episodes import CompiledUCBVI
 from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.history import History
 from shufflerl.learners.base import Learner
@@ -55,7 +55,7 @@ def test_the_compiled_stretch_is_the_loop_bit_for_bit(
 ) -> None:
     mdp = random_mdp(1, horizon=4, states=4, actions=3, sparse=sparse)
     compiled = _run(mdp, 3000, bonus=bonus)
-    monkeypatch.setattr(EpisodeStretch, "if_possible", lambda *_: None)
+    monkeypatch.setattr(CompiledUCBVI, "if_possible", lambda *_: None)
     plain = _run(mdp, 3000, bonus=bonus)
     np.testing.assert_array_equal(compiled.regret, plain.regret)
     np.testing.assert_array_equal(compiled.deployed, plain.deployed)
@@ -66,11 +66,11 @@ def test_the_compiled_stretch_is_the_loop_bit_for_bit(
 def test_the_stretch_steps_aside_where_it_does_not_apply() -> None:
     mdp = random_mdp(1)
     learner, users, open_ = UCBVI(mdp.problem(10), 0), CountPopulation(mdp, 0), NoPrivacy()
-    assert EpisodeStretch.if_possible(learner, users, open_) is not None
-    assert EpisodeStretch.if_possible(UCBVI(mdp.problem(10), 0, batch=2), users, open_) is None
-    assert EpisodeStretch.if_possible(learner, TrajectoryPopulation(mdp, 0), open_) is None
+    assert CompiledUCBVI.if_possible(learner, users, open_) is not None
+    assert CompiledUCBVI.if_possible(UCBVI(mdp.problem(10), 0, batch=2), users, open_) is None
+    assert CompiledUCBVI.if_possible(learner, TrajectoryPopulation(mdp, 0), open_) is None
     learner.next_batch()
-    assert EpisodeStretch.if_possible(learner, users, open_) is None
+    assert CompiledUCBVI.if_possible(learner, users, open_) is None
 
 
 @pytest.mark.parametrize("bonus", ["bernstein", "hoeffding"])

@@ -197,8 +197,8 @@ def user_counted_twice(patch: pytest.MonkeyPatch) -> None:
     """In place of another, so that as many messages are released and as many vectors are summed."""
     opened, last = mixing.opened, list[Any]()
 
-    def again(meaning: Agreement, key: Any, report: bytes, envelope: bytes) -> Any:
-        last.append(opened(meaning, key, report, envelope))
+    def again(agreed: Agreement, key: Any, report: bytes, envelope: bytes) -> Any:
+        last.append(opened(agreed, key, report, envelope))
         return last[-2] if len(last) % 8 == 7 else last[-1]
 
     patch.setattr(mixing, "opened", again)
@@ -215,9 +215,9 @@ def vector_added_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_padding(patch: pytest.MonkeyPatch) -> None:
-    def tags(meaning: Agreement, sent: Iterable[int]) -> list[bytes]:
-        key = crypto.public_box_key(meaning.announcement.tag_key)
-        return [crypto.seal(key, meaning.tag_info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in sent]
+    def tags(agreed: Agreement, sent: Iterable[int]) -> list[bytes]:
+        key = crypto.public_box_key(agreed.announcement.tag_key)
+        return [crypto.seal(key, agreed.tag_info, int(tag).to_bytes(wire.TAG_BYTES)) for tag in sent]
 
     patch.setattr(reporting, "sealed_tags", tags)
 

@@ -1,4 +1,4 @@
-"""The audit of noise by the servers: it passes what is right, and finds every planted fault, at the seat it harms."""
+"""The audit of noise by the servers: it passes what is right, and finds every planted fault, where it harms."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_is_right_passes(transport: Transport, monkeypatch: pytest.MonkeyPa
     assert report.epsilon_lower_bound < 4
     assert report.path == f"servers-{transport}"
     names = {finding.name for finding in report.tests}
-    assert {f"noise law, {seat}" for seat in ("coordinator", "shuffler")} <= names
+    assert {f"noise law, {observer}" for observer in ("coordinator", "shuffler")} <= names
 
 
 @pytest.mark.slow(2)
@@ -119,14 +119,14 @@ def dummies_after_the_others(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_noise_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Coordinator, "_own_noise", lambda self, number, meaning: np.zeros(meaning.query.size, np.int64))
+    patch.setattr(Coordinator, "_own_noise", lambda self, number, agreed: np.zeros(agreed.query.size, np.int64))
 
 
 def its_noise_drawn_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Coordinator,
         "_own_noise",
-        lambda self, number, meaning: noise_counts(meaning.source.own, meaning.query.size),
+        lambda self, number, agreed: noise_counts(agreed.source.own, agreed.query.size),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shufflerl import envs, privatizers
 from shufflerl.counts import Batch, CountQuery, Counts, Release
-from shufflerl.episodes import EpisodeStretch
+from shufflerl.episodes import CompiledUCBVI
 from shufflerl.errors import AccountingError, ContractError, InvalidInputError, PrivacyWarning
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
@@ -29,7 +29,7 @@ from shufflerl.privacy.mechanism import (
     ShuffledPoisson,
     TreeGaussian,
 )
-from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer, Privatizer, Service
+from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer, Privatizer, Workload
 from shufflerl.privatizers.central import CentralToeplitz, CentralTree, Continual
 from shufflerl.returns import ReturnQuery
 from tests.contracts.privatizer import MDP_, PrivatizerContract, learner
@@ -99,7 +99,7 @@ class _ContinualContract(PrivatizerContract):
     kind: type[Continual]
 
     def make(self, seed: int = 0, serves: Learner | None = None) -> Privatizer:
-        return self.kind(BUDGET, Service.of(serves or learner(), seed))
+        return self.kind(BUDGET, Workload.of(serves or learner(), seed))
 
     def _errors(self, count: int):  # type: ignore[no-untyped-def]
         """Standardised, by each batch's own declared law."""
@@ -195,7 +195,7 @@ def test_continual_counting_is_a_factorisation_of_running_sums(kind: type[Contin
     learner_ = UCBVI(WIDE.problem(batches), 0)
     query = CountQuery.everything(WIDE.problem(1))
     draws = [
-        kind(BUDGET, Service.of(learner_, seed)).noise_of_episodes(query, range(batches))[0] for seed in range(200)
+        kind(BUDGET, Workload.of(learner_, seed)).noise_of_episodes(query, range(batches))[0] for seed in range(200)
     ]
     running = np.cumsum(draws, axis=1)  # run, batch, counter: counters are independent copies
     covariance = np.einsum("rtc,rsc->ts", running, running) / (running.shape[0] * running.shape[2])
@@ -205,7 +205,7 @@ def test_continual_counting_is_a_factorisation_of_running_sums(kind: type[Contin
         for shift in (np.arange(batches) >= t for t in range(batches))
     )
     assert worst == pytest.approx(1 / sd, rel=0.05)  # no more than one Gaussian release gains, and not less
-    declared = np.cumsum(kind(BUDGET, Service.of(learner_, 0)).noise_of_episodes(query, range(batches))[1])
+    declared = np.cumsum(kind(BUDGET, Workload.of(learner_, 0)).noise_of_episodes(query, range(batches))[1])
     np.testing.assert_allclose(np.diag(covariance), declared, rtol=0.08)
 
 
@@ -214,7 +214,7 @@ def test_continual_counting_of_twenty_thousand_batches_stays_within_its_factor()
     learner_ = UCBVI(MDP_.problem(20_000), 0)
     one = calibrate_gaussian(BUDGET, CountQuery.everything(MDP_.problem(1)).changed_counters).sd
     for kind, most in ((CentralToeplitz, 4.3), (CentralTree, 14.5)):
-        privatizer = kind(BUDGET, Service.of(learner_, 0))
+        privatizer = kind(BUDGET, Workload.of(learner_, 0))
         factors = np.sqrt(privatizer.factors(0, 20_000))
         assert factors.max() <= most
         _, added = privatizer.noise_of_episodes(CountQuery.everything(MDP_.problem(1)), range(3))
@@ -223,7 +223,7 @@ def test_continual_counting_of_twenty_thousand_batches_stays_within_its_factor()
 
 def test_continual_counting_refuses_what_it_was_not_set_up_for() -> None:
     learner_ = UCBVI(MDP_.problem(3), 0)
-    privatizer = CentralToeplitz(BUDGET, Service.of(learner_, 0))
+    privatizer = CentralToeplitz(BUDGET, Workload.of(learner_, 0))
     users = CountPopulation(MDP_, 0)
     privatizer.release(users.play(full_batch(MDP_, 1)))
     other = Batch(1, 1, random_mixture(MDP_, 1, 0), CountQuery(MDP_.problem(1), [0], []))
@@ -235,7 +235,7 @@ def test_continual_counting_refuses_what_it_was_not_set_up_for() -> None:
         privatizer.release(users.play(full_batch(MDP_, 1, index=3)))
     big = UCBVI(random_mdp(0, states=40).problem(10**6), 0)
     with pytest.raises(InvalidInputError, match="central-tree"):
-        CentralToeplitz(BUDGET, Service.of(big, 0)).noise_of_episodes(big.query, range(1))
+        CentralToeplitz(BUDGET, Workload.of(big, 0)).noise_of_episodes(big.query, range(1))
 
 
 def test_central_picks_what_suits_the_learner() -> None:
@@ -256,7 +256,7 @@ def test_compiled_episodes_equal_the_loop_with_noise_too(name: str, monkeypatch:
         return history.regret, learner_.noise_variance
 
     compiled, variance = run()
-    monkeypatch.setattr(EpisodeStretch, "if_possible", lambda *_: None)
+    monkeypatch.setattr(CompiledUCBVI, "if_possible", lambda *_: None)
     plain, same_variance = run()
     np.testing.assert_array_equal(compiled, plain)
     assert variance == same_variance
@@ -267,7 +267,7 @@ def test_a_restart_with_a_fresh_privatizer_keeps_the_total_of_the_noise(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(EpisodeStretch, "if_possible", lambda *_: None)
+        monkeypatch.setattr(CompiledUCBVI, "if_possible", lambda *_: None)
     first = UCBVI(MDP_.problem(90), 0)
     privatizer = privatizers.make("shuffle", first, epsilon=1.0, delta=1e-6, seed=1)
     learn(first, CountPopulation(MDP_, 2), privatizer, batches=40)
@@ -422,7 +422,7 @@ def test_taking_part_twice_in_continual_counting_needs_twice_the_noise(kind: typ
     query = CountQuery.everything(WIDE.problem(1))
     budget = Budget(1.0, 1e-6)
     draws = [
-        kind(budget, Service.of(learner_, seed), participations=2).noise_of_episodes(query, range(batches))[0]
+        kind(budget, Workload.of(learner_, seed), participations=2).noise_of_episodes(query, range(batches))[0]
         for seed in range(200)
     ]
     running = np.cumsum(draws, axis=1)
@@ -490,7 +490,7 @@ def test_one_user_of_local_sampled_reports_one_step() -> None:
 @pytest.mark.parametrize("batches", [7, 8, 9, 16])
 def test_the_tree_has_a_level_for_every_node_a_batch_is_in(batches: int) -> None:
     """At T = 2^j the last running sum is one node, of level j: j + 1 levels."""
-    tree = CentralTree(BUDGET, Service(CountQuery.everything(MDP_.problem(batches)), batches, 0))
+    tree = CentralTree(BUDGET, Workload(CountQuery.everything(MDP_.problem(batches)), batches, 0))
     assert tree.levels == int(np.floor(np.log2(batches))) + 1
     query = CountQuery.everything(MDP_.problem(1))
     assert tree.noise_of_episodes(query, range(batches))[0].shape == (batches, query.size)
@@ -505,7 +505,7 @@ def test_a_privatizer_with_a_release_of_its_own_is_not_bypassed() -> None:
             return super().release(counts)
 
     learner_ = UCBVI(MDP_.problem(50), 0)
-    privatizer = Watched(ShuffledPoisson(BUDGET), Service.of(learner_, 0))
+    privatizer = Watched(ShuffledPoisson(BUDGET), Workload.of(learner_, 0))
     learn(learner_, CountPopulation(MDP_, 0), privatizer)
     assert privatizer.seen == 50
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from shufflerl.network.web import http
-from shufflerl.network.web.watching import Watching
+from shufflerl.network.web.watching import LivePage
 
 #: What Chromium is told: no GPU, nobody to call.
 ARGUMENTS = [
@@ -72,7 +72,7 @@ class Stage:
 
     @property
     def app(self) -> Starlette:
-        watching = Watching(self.page, self._look)
+        watching = LivePage(self.page, self._look)
         app = Starlette(routes=[*watching.routes, Route("/v1/certificate", _certificate)])
         app.state.watching = watching
         http.answers_problems(app, "server")
@@ -133,7 +133,7 @@ def learned(
             "value": v,
             "low": v - w,
             "high": min(8.0, v + w),
-            "meaning": "of the policy played now, thereabouts",
+            "description": "of the policy played now, thereabouts",
             "users": 100 * (b + 1),
             "arms": None,
         }
@@ -150,7 +150,7 @@ def learned(
         "decided": None,
         "switches": max(0, batches - 2),
         "changed_actions": 5 if batches else None,
-        "estimate": estimate and {key: estimate[key] for key in ("value", "low", "high", "meaning")},
+        "estimate": estimate and {key: estimate[key] for key in ("value", "low", "high", "description")},
         "history": history,
         "search": {},
         "returns": False,
@@ -183,7 +183,7 @@ def searched(batches: int = 30, *, hidden: bool = False, committed: bool = False
             "value": float(value),
             "low": max(0.0, float(value) - 20),
             "high": min(500.0, float(value) + 20),
-            "meaning": "of the policies that users play, all together; two standard errors of a batch on each side",
+            "description": "of the policies that users play, all together; two standard errors of a batch on each side",
         }
         for b, value in enumerate(values)
     ]
@@ -196,7 +196,7 @@ def searched(batches: int = 30, *, hidden: bool = False, committed: bool = False
     else:
         network |= {"parameters": 5, "layers": [4, 1], "columns": [*(f"Input {i}" for i in range(4)), "Bias"]}
         rows = [{"name": "Action 1", "cells": [[float(x), 0.31] for x in (0.42, 1.2, 6.1, -2.3, 0.01)]}]
-    estimate = {key: history[-1][key] for key in ("value", "low", "high", "meaning")} if history else None
+    estimate = {key: history[-1][key] for key in ("value", "low", "high", "description")} if history else None
     found = {"history": history, "estimate": estimate, "policy": network | {"rows": rows}, "log2_all_policies": None}
     phase = "commit" if committed else "search"
     search = {"phase": phase, "parameters": network["parameters"], "reliability": 0.71 if batches else None}

@@ -147,12 +147,12 @@ class Crowd:
     def report(self, batch: OpenBatch, token: bytes | None = None) -> Report:
         """A user plays and reports."""
         checked = check_signatures(self.invitation, batch)
-        meaning = checked.agreement
-        episode = play(self.env, meaning)
-        tags = randomize_episode(meaning, episode)
-        size = meaning.query.size
-        for counts, these in ((self.true, meaning.query.tags(episode)[0]), (self.sent, tags)):
-            np.add.at(counts.setdefault(meaning.batch.index, np.zeros(size, dtype=np.int64)), these, 1)
+        agreed = checked.agreement
+        episode = play(self.env, agreed)
+        tags = randomize_episode(agreed, episode)
+        size = agreed.query.size
+        for counts, these in ((self.true, agreed.query.tags(episode)[0]), (self.sent, tags)):
+            np.add.at(counts.setdefault(agreed.batch.index, np.zeros(size, dtype=np.int64)), these, 1)
         return seal_report(checked, tags, token or self.system.mint())
 
     def post(self, upload: Upload | bytes) -> httpx2.Response:

@@ -171,7 +171,7 @@ class World:
 
     def counts(self, seeds: list[bytes], number: int = 0, attempt: int = 0) -> list[int]:
         """What the coordinator reads in a released sum."""
-        size = meaning_of(self).word_bytes
+        size = agreement_of(self).word_bytes
         total = masking.words(self.collect(number, attempt), size)
         counts: list[int] = (total - masking.sum_of_masks(seeds, len(total), size)).tolist()
         return counts
@@ -198,14 +198,14 @@ def altered(said: Announcement, **changes: Any) -> Announcement:
     return msgspec.structs.replace(said, query=msgspec.structs.replace(said.query, **of_query), **changes)
 
 
-def meaning_of(world: World, **changes: Any) -> Agreement:
+def agreement_of(world: World, **changes: Any) -> Agreement:
     return parse_announcement(wire.encode(world.announcement(**changes)))
 
 
-def protocol_of(meaning: Agreement) -> Protocol:
+def protocol_of(agreed: Agreement) -> Protocol:
     """What users agree on who add the noise."""
-    assert isinstance(meaning.source, Users)
-    return meaning.source.protocol
+    assert isinstance(agreed.source, Users)
+    return agreed.source.protocol
 
 
 def terms(epsilon: float = 1.0, **options: Any) -> Terms:

@@ -9,7 +9,7 @@ import numpy as np
 from shufflerl.mdp import MDP
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.mechanism import CentralNoise
-from shufflerl.privatizers.base import AdditivePrivatizer, Service
+from shufflerl.privatizers.base import AdditivePrivatizer, Workload
 
 
 def doors(rng: Any, *, pay=0.9):  # type: ignore[no-untyped-def]  # as users write them
@@ -18,9 +18,9 @@ def doors(rng: Any, *, pay=0.9):  # type: ignore[no-untyped-def]  # as users wri
     return MDP(np.empty((0, 1, 2, 1)), [[[0.1, pay]]], [1.0])
 
 
-def quiet(budget: Budget, service: Service) -> AdditivePrivatizer:
+def quiet(budget: Budget, workload: Workload) -> AdditivePrivatizer:
     """The noise of a trusted server."""
-    return AdditivePrivatizer(CentralNoise(budget), service)
+    return AdditivePrivatizer(CentralNoise(budget), workload)
 
 
 class Doors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,15 +29,14 @@ class Player:
     units: Units = UNIT  # returns are never mapped
 
     def __init__(
-        self, inputs: int, actions: int, horizon: int, low: float | None, high: float | None, head: str = "choice"
+        self, inputs: int, actions: int, horizon: int, *, low: float | None, high: float | None, head: str = "choice"
     ) -> None:
-        self._public = ReturnProblem(inputs, actions, horizon, 1, low, high, head)
+        self._public = ReturnProblem(inputs, actions, horizon, episodes=1, low=low, high=high, head=head)
         self.low, self.high, self.horizon = self._public.low, self._public.high, horizon
 
     def problem(self, episodes: int) -> ReturnProblem:
         """What a learner may know beforehand when it is given `episodes` episodes."""
-        given = self._public
-        return ReturnProblem(given.inputs, given.actions, given.horizon, episodes, given.low, given.high, given.head)
+        return replace(self._public, episodes=episodes)
 
     def returns(self, mixture: Mixture, given: IntArray, rng: np.random.Generator) -> FloatArray:
         """returns[i] of one episode each by user i under policy given[i] of the mixture."""
@@ -67,7 +67,9 @@ class GymPlayer(Player):
         self, env: gymnasium.Env[Any, Any], horizon: int, low: float | None = None, high: float | None = None
     ) -> None:
         self.env, self.interface = env, Interface.of(env)
-        super().__init__(self.interface.inputs, self.interface.actions, horizon, low, high, self.interface.head)
+        super().__init__(
+            self.interface.inputs, self.interface.actions, horizon, low=low, high=high, head=self.interface.head
+        )
 
     def __repr__(self) -> str:
         return f"GymPlayer({self.env.unwrapped}, horizon={self.horizon})"
@@ -99,9 +101,11 @@ _TURNS = (1.0, 1.0, 1.0, 1.0, float(np.float32(4 * np.pi)), float(np.float32(9 *
 
 #: By their Gymnasium ids.
 TASKS = {
-    "CartPole-v1": Task(CARTPOLE, 2, 500, (0.0, 500.0), (-4.8, -_FREE, -_ANGLE, -_FREE), (4.8, _FREE, _ANGLE, _FREE)),
-    "MountainCar-v0": Task(MOUNTAIN_CAR, 3, 200, (-200.0, 0.0), (-1.2, -0.07), (0.6, 0.07)),
-    "Acrobot-v1": Task(ACROBOT, 3, 500, (-500.0, 0.0), tuple(-x for x in _TURNS), _TURNS),
+    "CartPole-v1": Task(
+        CARTPOLE, 2, 500, returns=(0.0, 500.0), low=(-4.8, -_FREE, -_ANGLE, -_FREE), high=(4.8, _FREE, _ANGLE, _FREE)
+    ),
+    "MountainCar-v0": Task(MOUNTAIN_CAR, 3, 200, returns=(-200.0, 0.0), low=(-1.2, -0.07), high=(0.6, 0.07)),
+    "Acrobot-v1": Task(ACROBOT, 3, 500, returns=(-500.0, 0.0), low=tuple(-x for x in _TURNS), high=_TURNS),
 }
 
 
@@ -116,7 +120,8 @@ class ControlTask(Player):
         self.id = checks.choice("id", id, tuple(TASKS))
         self.task = TASKS[id]
         self.middle, self.scale = scaling(np.array(self.task.low), np.array(self.task.high))
-        super().__init__(len(self.task.low), self.task.actions, self.task.horizon, *self.task.returns)
+        low, high = self.task.returns
+        super().__init__(len(self.task.low), self.task.actions, self.task.horizon, low=low, high=high)
 
     def __repr__(self) -> str:
         return f"ControlTask({self.id!r})"

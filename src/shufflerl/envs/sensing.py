@@ -34,7 +34,7 @@ class SpectrumSensing(Player):
         self.memory, self.noise = memory, noise
         self.share_free = np.linspace(0.2, 0.8, channels)
         self.rates = np.linspace(0.95, 0.6, channels)
-        super().__init__(FEATURES * channels, channels, horizon, 0.0, float(horizon), "score")
+        super().__init__(FEATURES * channels, channels, horizon, low=0.0, high=float(horizon), head="score")
 
     def __repr__(self) -> str:
         return f"SpectrumSensing({self.channels} channels, horizon={self.horizon})"

@@ -19,7 +19,7 @@ from shufflerl.loop import Progress, learn
 from shufflerl.mdp import MAX_EPISODES, MDP, UNIT, Units
 from shufflerl.population import CountPopulation, Population, ReturnPopulation, StepPopulation, TrajectoryPopulation
 from shufflerl.privacy.certificate import Certificate
-from shufflerl.registry import Own
+from shufflerl.registry import UserEntry
 from shufflerl.seeding import stream
 from shufflerl.steps import StepProblem
 
@@ -76,11 +76,11 @@ class Setting:
             object.__setattr__(self, name, value)
 
     @property
-    def own(self) -> tuple[Own, ...]:
+    def own(self) -> tuple[UserEntry, ...]:
         """What of it is the user's own."""
         named = {self.env: envs.ENVIRONMENTS, self.learner: learners.LEARNERS, self.privatizer: privatizers.PRIVATIZERS}
         entries = (registry.entry(name) for name, registry in named.items())
-        return tuple(entry for entry in entries if isinstance(entry, Own))
+        return tuple(entry for entry in entries if isinstance(entry, UserEntry))
 
     def environment(self, seed: int) -> envs.Environment:
         """The environment that a seed's run lives in."""
@@ -153,7 +153,7 @@ def prepare(setting: Setting, seed: int) -> Prepared:
             raise InvalidInputError("Liars tell whole episodes; choose a learner of tables.")
         population = attacks.LyingPopulation(environment, **setting.liars, episodes=setting.episodes, seed=seed)
         if setting.privatizer == "shuffle" and setting.privatizer_parameters.get("noise", "users") == "users":
-            privatizer = attacks.Shouting(privatizer, population)
+            privatizer = attacks.Flooding(privatizer, population)
     return Prepared(environment, population, learner, privatizer, optimal_value, environment.units)
 
 

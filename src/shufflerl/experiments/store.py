@@ -26,7 +26,7 @@ from shufflerl.errors import MissingExtraError, ShuffleRLError, StateMismatchErr
 from shufflerl.experiments.cells import FORMAT, Cell, Result, canonical, curve_episodes
 from shufflerl.experiments.setting import Setting, prepare
 from shufflerl.mdp import Units
-from shufflerl.registry import Own
+from shufflerl.registry import UserEntry
 
 try:
     import pyarrow as pa
@@ -100,7 +100,7 @@ def versions_of(cells: Iterable[Cell]) -> dict[str, str]:
     return versions() | {location: _digest_of(entry) for location, entry in sorted(own.items())}
 
 
-def _digest_of(own: Own) -> str:
+def _digest_of(own: UserEntry) -> str:
     """Of its module's source, or of its own where there is no file, as in a notebook."""
     try:
         source = inspect.getsource(own.module if hasattr(own.module, "__file__") else own.load())

@@ -9,6 +9,7 @@ from shufflerl.mdp import Problem
 from shufflerl.registry import Entry, Registry
 from shufflerl.returns import ReturnProblem
 from shufflerl.seeding import Seed
+from shufflerl.steps import StepProblem
 
 LEARNERS = Registry(
     "learner",
@@ -30,6 +31,16 @@ LEARNERS = Registry(
 )
 
 
+#: The learner for a kind of problem, unless another is chosen.
+DEFAULTS: dict[type, str] = {Problem: "optimistic", StepProblem: "contextual-bandit", ReturnProblem: "policy-search"}
+
+
+def batch_parameters(name: str, min_users: int, users: int | None = None) -> dict[str, Any]:
+    """See `Learner.batch_parameters`; none if it is a function that makes the learner."""
+    learner: Any = LEARNERS.entry(name).load()
+    return getattr(learner, "batch_parameters", Learner.batch_parameters)(min_users, users)
+
+
 def make(name: str, problem: Problem | ReturnProblem, seed: Seed, **parameters: Any) -> Learner:
     """The learner of that name for a problem, with its own stream of random numbers.
 
@@ -39,4 +50,4 @@ def make(name: str, problem: Problem | ReturnProblem, seed: Seed, **parameters: 
     return learner
 
 
-__all__ = ["LEARNERS", "Learner", "make"]
+__all__ = ["DEFAULTS", "LEARNERS", "Learner", "batch_parameters", "make"]

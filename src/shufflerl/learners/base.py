@@ -37,18 +37,18 @@ class Plain:
 
 @dataclass(frozen=True)
 class Estimate(Plain):
-    """What an episode is thought to earn; `meaning` says of which policy, and what the interval [low, high] is."""
+    """What an episode is thought to earn; `description` says of which policy, and what the interval [low, high] is."""
 
     value: float
     low: float
     high: float
-    meaning: str
+    description: str
 
     @classmethod
-    def within(cls, horizon: int, *, value: float, low: float, high: float, meaning: str) -> Estimate:
+    def within(cls, horizon: int, *, value: float, low: float, high: float, description: str) -> Estimate:
         """An estimate of what is known to be between 0 and the horizon."""
         low, value, high = (min(max(number, 0.0), float(horizon)) for number in (low, value, high))
-        return cls(value, low, high, meaning)
+        return cls(value, low, high, description)
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,11 @@ class Learner(ABC):
     def __repr__(self) -> str:
         chosen = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
         return f"<{self.name}({chosen}), {self.episodes_played:,} of {self.problem.episodes:,} episodes played>"
+
+    @classmethod
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
+        """Parameters for batches of at least so many users, and for few of them if it is said how many are in all."""
+        return {}
 
     @property
     def episodes_left(self) -> int:

@@ -32,12 +32,12 @@ from shufflerl.steps import StepProblem
 #: Deviations of m and u before anything is known; v and w have one of these each, whichever fit best.
 _COMMON, _BETWEEN, _OWN = 0.3, (0.02, 0.06, 0.2), (0.01, 0.03, 0.1, 0.3)
 #: p(1-p) is never taken for less, as p is only estimated.
-_LEAST_CHANCE = 0.05
+_MIN_VARIANCE = 0.05
 #: Policies of a batch.
 _POLICIES = 32
 #: Users of a batch at least, by state and action: in deviations of a counter's noise, and without any. And in parts of
 #: those before it.
-_DEVIATIONS, _FEWEST, _GROWTH = 1.7, 0.25, 0.5
+_DEVIATIONS, _MIN_USERS, _GROWTH = 1.7, 0.25, 0.5
 #: The interval shown around the estimated value is so many standard errors to either side.
 _SHOWN = 2.0
 
@@ -45,14 +45,14 @@ _SHOWN = 2.0
 class Posterior(NamedTuple):
     """What is known of p: of effects m, u and v their mean and the Cholesky factor of their precision; then of w.
 
-    Given those, w is `weight` of what the data have beyond them, with variance left[x, a].
+    Given those, w has the mean `shrinkage` times what the data have beyond them, and variance[x, a].
     """
 
     effects: FloatArray
     factor: FloatArray
     data: FloatArray
-    weight: FloatArray
-    left: FloatArray
+    shrinkage: FloatArray
+    variance: FloatArray
     scale: FloatArray
 
     def _rewards(self, effects: FloatArray, noise: FloatArray | float) -> FloatArray:
@@ -60,7 +60,7 @@ class Posterior(NamedTuple):
         states = len(self.data)
         level, by_state, by_action = effects[..., :1], effects[..., 1 : states + 1], effects[..., states + 1 :]
         common = self.scale * (level[..., None] + by_state[..., :, None] + by_action[..., None, :])
-        return 0.5 * self.scale + common + self.weight * (self.data - common) + np.sqrt(self.left) * noise
+        return 0.5 * self.scale + common + self.shrinkage * (self.data - common) + np.sqrt(self.variance) * noise
 
     @property
     def mean(self) -> FloatArray:
@@ -129,6 +129,11 @@ class ContextualBandit(Learner):
         self._earned = (0.0, 0.0)  # in a step of the last batch, and the variance of that
         self._posterior = posterior(self.precision, self._weighted, self.problem.scale)
 
+    @classmethod
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
+        """See `Learner`."""
+        return {"first": min_users}
+
     @property
     def query(self) -> CountQuery:
         """The state, action and reward bit of one step."""
@@ -154,7 +159,7 @@ class ContextualBandit(Learner):
     def _users(self, played: int, noise: float) -> int:
         """Users of the next batch: too few would be lost in the noise, and too few to be left are taken along."""
         cells, left = self.problem.n_states * self.problem.n_actions, self.problem.episodes - played
-        least = math.ceil(max(self.first, cells * max(_FEWEST, _DEVIATIONS * math.sqrt(noise)), _GROWTH * played))
+        least = math.ceil(max(self.first, cells * max(_MIN_USERS, _DEVIATIONS * math.sqrt(noise)), _GROWTH * played))
         return left if left < 2 * least else least
 
     def expect(self, noise: Noise) -> None:
@@ -181,8 +186,8 @@ class ContextualBandit(Learner):
         counted = unpaid + paid
         met = np.where(counted > 0, counted - 2 * noise / np.maximum(counted, 1e-9), 0.0).clip(min=0.0)
         guess = mean.clip(0.0, 1.0)
-        chance = np.maximum(guess * (1 - guess), _LEAST_CHANCE)
-        variance = met * chance + noise * (guess**2 + (1 - guess) ** 2)
+        bernoulli = np.maximum(guess * (1 - guess), _MIN_VARIANCE)
+        variance = met * bernoulli + noise * (guess**2 + (1 - guess) ** 2)
         weight = np.divide(met, variance, out=np.zeros_like(met), where=met > 0)
         self.precision += weight * met
         self._weighted += weight * (paid - guess * counted + met * (guess - 0.5 * self.problem.scale))
@@ -197,9 +202,9 @@ class ContextualBandit(Learner):
             return View()
         share, variance = self._earned
         value, error = share * self.problem.steps, _SHOWN * math.sqrt(variance) * self.problem.steps
-        meaning = f"of the policies played last, give or take {_SHOWN:g} standard errors"
+        text = f"of the policies played last, give or take {_SHOWN:g} standard errors"
         return View(
-            Estimate.within(self.problem.steps, value=value, low=value - error, high=value + error, meaning=meaning)
+            Estimate.within(self.problem.steps, value=value, low=value - error, high=value + error, description=text)
         )
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -139,9 +139,9 @@ class PaperRadius(Radius):
         """The value under the refined estimate, give or take the radius of its stage."""
         if self.last is None:
             return None
-        meaning = f"of the best policy so far, give or take the paper's radius with C = {self.c:g}"
+        description = f"of the best policy so far, give or take the paper's radius with C = {self.c:g}"
         low, high = self.best_value - self.last, self.best_value + self.last
-        return Estimate.within(self.problem.horizon, value=self.best_value, low=low, high=high, meaning=meaning)
+        return Estimate.within(self.problem.horizon, value=self.best_value, low=low, high=high, description=description)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The crude model."""
@@ -235,12 +235,12 @@ class DataRadius(Radius):
         value = incumbent_value(self.incumbent, model)
         variance, unknown = incumbent_error(self.incumbent, self.start, value, model)
         worth, error = float(self.start @ value[0]), self.shown * math.sqrt(variance)
-        meaning = (
+        description = (
             f"of the best policy so far, give or take {self.shown:g} standard errors; what it would meet but nobody "
             "has seen may be worth nothing or all"
         )
         low, high = worth - error, worth + unknown + error
-        return Estimate.within(self.problem.horizon, value=worth, low=low, high=high, meaning=meaning)
+        return Estimate.within(self.problem.horizon, value=worth, low=low, high=high, description=description)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The evidence."""

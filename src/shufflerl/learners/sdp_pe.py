@@ -129,6 +129,11 @@ class SDPPE(Learner):
         self._warm: Mixture | None = None
         self._begin_stage()
 
+    @classmethod
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
+        """See `Learner`."""
+        return {"first": -(-min_users // 3)}  # a stage has three times as many
+
     @property
     def max_batches(self) -> int:
         """One per step of crude exploration and one of fine exploration, in every stage."""

@@ -36,7 +36,7 @@ class UCBVI(Learner):
     problem: Problem
     reads_running_sums: ClassVar[bool] = True
     #: What `loop` plays instead of single batches where it can.
-    compiled_loop: ClassVar[Entry] = Entry("shufflerl.episodes:EpisodeStretch.if_possible", "one user per batch")
+    compiled_loop: ClassVar[Entry] = Entry("shufflerl.episodes:CompiledUCBVI.if_possible", "one user per batch")
     #: The probability of failure that enters the bonus, which is of the theory's form but not with its constants.
     failure: ClassVar[float] = 0.05
 
@@ -65,6 +65,11 @@ class UCBVI(Learner):
         cells = problem.horizon * problem.n_states * problem.n_actions
         self.log_term = math.log(2 * cells * problem.episodes / self.failure)
         self.query = CountQuery.everything(problem)
+
+    @classmethod
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
+        """See `Learner`."""
+        return {"batch": max(min_users, (users or 0) // 11)}
 
     @property
     def max_batches(self) -> int:

@@ -71,7 +71,7 @@ class Network(System):
     def begin(self, budget: Budget, users: int, query: CountQuery) -> Iterator[Session]:
         """See `System`."""
         with running(self._transport, budget, users, query, self._noise) as current:
-            declared = current().meaning.source
+            declared = current().agreed.source
 
             def play(trajectories: Sequence[Trajectories]) -> Transcript:
                 return current().play(trajectories)
@@ -234,7 +234,7 @@ class Run:
         self.shuffler.scrub(scrub)
 
     @property
-    def meaning(self) -> Agreement:
+    def agreed(self) -> Agreement:
         """The pending batch."""
         return parse_announcement(self._pending[2].payload)
 

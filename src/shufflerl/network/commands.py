@@ -13,25 +13,18 @@ import typer
 
 from shufflerl.errors import StorageError
 from shufflerl.network import check_installed as _installed
-from shufflerl.options import DELTA_HELP, AsJson, count
+from shufflerl.options import DELTA_HELP, AsJson, NoiseBy, count
 
 File = Annotated[Path | None, typer.Argument(help="Settings as TOML; see docs/network.md.", metavar="[FILE]")]
 Address = Annotated[str, typer.Option(help="Where the coordinator listens.", metavar="URL")]
 COORDINATOR = "http://127.0.0.1:8741"
 
 
-class Overdue(StrEnum):
+class TimeoutAction(StrEnum):
     """What becomes of a batch that does not fill in time."""
 
     extend = "extend"
     abort = "abort"
-
-
-class NoiseBy(StrEnum):
-    """Who adds the noise."""
-
-    servers = "servers"
-    users = "users"
 
 
 class AcceptedNoise(StrEnum):
@@ -42,7 +35,7 @@ class AcceptedNoise(StrEnum):
     users = "users"
 
 
-class HowSent(StrEnum):
+class TransportChoice(StrEnum):
     """How reports travel."""
 
     auto = "auto"
@@ -60,7 +53,7 @@ def shuffler(
     max_messages: Annotated[int | None, typer.Option(help="Most messages in a report.")] = None,
     max_dummies: Annotated[int | None, typer.Option(help="Most dummies to seal for a batch.")] = None,
     timeout_seconds: Annotated[float | None, typer.Option(help="Time a batch has to fill.")] = None,
-    when_late: Annotated[Overdue | None, typer.Option(help="What becomes of one that does not.")] = None,
+    when_late: Annotated[TimeoutAction | None, typer.Option(help="What becomes of one that does not.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that seal dummies.")] = None,
     store: Annotated[str | None, typer.Option(help="NATS servers; else a file in the folder.", metavar="URLS")] = None,
     store_credentials: Annotated[str | None, typer.Option(help="Of its user there.", metavar="FILE")] = None,
@@ -86,7 +79,7 @@ def coordinator(
     delta: Annotated[float | None, typer.Option(help=DELTA_HELP)] = None,
     noise: Annotated[NoiseBy | None, typer.Option(help="Who adds it.")] = None,
     honest_fraction: Annotated[float | None, typer.Option(help="Share of users relied on for noise.")] = None,
-    transport: Annotated[HowSent | None, typer.Option(help="How reports travel.")] = None,
+    transport: Annotated[TransportChoice | None, typer.Option(help="How reports travel.")] = None,
     excludable: Annotated[float | None, typer.Option(help="Share of masked vectors that may be left out.")] = None,
     admission: Annotated[float | None, typer.Option(help="Draw so many times a batch's users by lot.")] = None,
     enrolled: Annotated[int | None, count("Users to draw from; else `episodes`.")] = None,
@@ -267,7 +260,7 @@ def demo(
     epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Of the learner; noise has none.")] = 0,
     noise: Annotated[NoiseBy, typer.Option(help="Who adds it.")] = NoiseBy.servers,
-    transport: Annotated[HowSent, typer.Option(help="How reports travel.")] = HowSent.tags,
+    transport: Annotated[TransportChoice, typer.Option(help="How reports travel.")] = TransportChoice.tags,
     folder: Annotated[Path | None, typer.Option(help="Keep everything here.", metavar="DIR")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the pages open until Ctrl-C.")] = False,
     as_json: AsJson = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from shufflerl import learners
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP, Problem
 from shufflerl.network.node.reporting import Invitation, from_hex
@@ -16,7 +17,7 @@ from shufflerl.network.protocol.agreement import NoiseBy, Terms
 from shufflerl.network.protocol.wire import Positive
 from shufflerl.privacy.accounting import Budget
 from shufflerl.returns import ReturnProblem
-from shufflerl.steps import step_law
+from shufflerl.steps import StepProblem, step_law
 
 if TYPE_CHECKING:  # each role imports what it needs
     from shufflerl.network.coordinator.coordinator import Run
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # each role imports what it needs
 
 #: Where a shuffler listens unless told otherwise.
 SHUFFLER = "http://127.0.0.1:8742"
+#: Users that shufflers and nodes ask for in a batch, unless told otherwise.
+MIN_BATCH_SIZE = 100
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -47,7 +50,7 @@ class ShufflerConfig(Config, frozen=True):
     enrolment_key: str | None = None
     folder: str = "shuffler"
     listen: str = "127.0.0.1:8742"
-    min_batch_size: int = 100
+    min_batch_size: int = MIN_BATCH_SIZE
     max_messages: int = 100_000
     timeout_seconds: float = 3600.0
     when_late: Literal["extend", "abort"] = "extend"
@@ -65,16 +68,6 @@ class ShufflerConfig(Config, frozen=True):
         return Limits(self.min_batch_size, self.max_messages, self.timeout_seconds, self.when_late, self.max_dummies)
 
 
-#: Parameters of learners that are told none: batches as large as shufflers and nodes ask for unless told otherwise.
-_PARAMETERS: dict[str, dict[str, Any]] = {
-    "optimistic": {"first": 100},
-    "sdp-pe": {"first": 34},  # of 102 users
-    "ucbvi": {"batch": 100},
-    "policy-search": {"first": 100},
-    "contextual-bandit": {"first": 100},
-}
-
-
 class CoordinatorConfig(Config, frozen=True):
     """See docs/network.md."""
 
@@ -87,7 +80,7 @@ class CoordinatorConfig(Config, frozen=True):
     excludable: float = 0.01
     admission: float | None = None
     enrolled: int | None = None
-    learner: str = "optimistic"
+    learner: str = learners.DEFAULTS[Problem]
     learner_parameters: dict[str, Any] = {}
     environment: str | None = None
     environment_parameters: dict[str, Any] = {}
@@ -109,13 +102,13 @@ class CoordinatorConfig(Config, frozen=True):
             self.learner,
             Budget(self.epsilon, self.delta),
             self.seed,
-            self.learner_parameters or _PARAMETERS.get(self.learner, {}),
-            self.honest_fraction,
-            self.transport,
-            self.excludable,
-            self.noise,
-            self.admission,
-            self.enrolled,
+            learner_parameters=self.learner_parameters or learners.batch_parameters(self.learner, MIN_BATCH_SIZE),
+            honest_fraction=self.honest_fraction,
+            transport=self.transport,
+            excludable=self.excludable,
+            noise=self.noise,
+            admission=self.admission,
+            enrolled=self.enrolled,
         )
 
     def _problem(self) -> Problem | ReturnProblem:
@@ -127,7 +120,7 @@ class CoordinatorConfig(Config, frozen=True):
 
         assert self.environment is not None
         made = envs.make(self.environment, 0, **self.environment_parameters)
-        if isinstance(made, MDP) and self.learner == "contextual-bandit":
+        if isinstance(made, MDP) and self.learner == learners.DEFAULTS[StepProblem]:
             step_law(made)  # which refuses actions that steer
         return made.problem(self.episodes)
 
@@ -144,7 +137,7 @@ class NodeConfig(Config, frozen=True):
     delta: float = 1e-5
     noise: NoiseBy | Literal["either"] = "either"
     honest_fraction: float = 1.0
-    min_batch_size: int = 100
+    min_batch_size: int = MIN_BATCH_SIZE
     max_messages: int = 100_000
     tokens: str = "tokens.txt"
     environment: str = "riverswim"

@@ -17,14 +17,13 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from shufflerl import envs, policies
-from shufflerl.errors import InvalidInputError, LostWorkersError, UnknownNameError
+from shufflerl import envs, learners, policies
+from shufflerl.errors import InvalidInputError, LostWorkersError
 from shufflerl.mdp import MDP, Mixture
 from shufflerl.network import roles
 from shufflerl.network.protocol.crypto import SigningKey
 from shufflerl.planning import mixture_value
 from shufflerl.policies import Network, Scores
-from shufflerl.registry import nearest
 
 DELTA = 1e-5
 #: Users, unless told how many: what takes about a minute on two cores, with episodes of tables and of real processes.
@@ -57,17 +56,8 @@ class Demo:
     @property
     def learner_parameters(self) -> str:
         """Of the learner, as TOML: every batch costs its messages, so few of them, and none too small to be mixed."""
-        smallest = self.min_batch_size
-        few = {
-            "optimistic": f"batches = 10, first = {smallest}",
-            "sdp-pe": f"first = {-(-smallest // 3)}",  # a stage has three times as many
-            "ucbvi": f"batch = {max(smallest, self.users // 11)}",
-            "policy-search": f"first = {smallest}",
-            "contextual-bandit": f"first = {smallest}",
-        }
-        if self.learner not in few:
-            raise UnknownNameError(f"The demonstration has no learner {self.learner!r}.{nearest(self.learner, few)}")
-        return f"learner_parameters = {{ {few[self.learner]} }}\n"
+        few = learners.batch_parameters(self.learner, self.min_batch_size, self.users)
+        return f"learner_parameters = {{ {', '.join(f'{name} = {value}' for name, value in few.items())} }}\n"
 
 
 def chosen(users: int | None, env: str, learner: str | None, **others: Any) -> Demo:
@@ -75,21 +65,11 @@ def chosen(users: int | None, env: str, learner: str | None, **others: Any) -> D
     made = envs.make(env, 0)
     if isinstance(made, envs.GymSimulator):
         raise InvalidInputError(f"{env} has no table of its transitions; the demonstration cannot tell what is best.")
-    if isinstance(made, envs.SensingTiles):
-        if learner not in (None, "contextual-bandit"):
-            raise InvalidInputError(f"One random step of {env} is counted; use the learner contextual-bandit.")
-        return Demo(users or RETURN_USERS, env, "contextual-bandit", **others)
-    returns = isinstance(made, envs.Player)
-    if returns and learner not in (None, "policy-search"):
-        raise InvalidInputError(
-            f"The learner {learner} needs states and actions, but observations of {env} are vectors; use policy-search."
-        )
-    return Demo(
-        users or (RETURN_USERS if returns else TABLE_USERS),
-        env,
-        learner or ("policy-search" if returns else "optimistic"),
-        **others,
-    )
+    users = users or (TABLE_USERS if isinstance(made, MDP) else RETURN_USERS)
+    problem = made.problem(users)
+    name = learner or learners.DEFAULTS[type(problem)]
+    learners.make(name, problem, 0)  # a learner of other problems is refused here
+    return Demo(users, env, name, **others)
 
 
 class Role:

@@ -252,7 +252,7 @@ class ServersNoise(Mechanism[NoiseSum]):
 
     The coordinator knows its own noise, so that from it the shuffler's dummies must protect; the shuffler knows its
     dummies, so that from it the coordinator's noise must. Whoever knows neither faces both. Nothing rests on other
-    users: not on their number, nor their noise. One charge holds for both seats: the dummies', which cost no less.
+    users: not on their number, nor their noise. One charge holds for both views: the dummies', which cost no less.
     """
 
     model: ClassVar[str] = "shuffle"

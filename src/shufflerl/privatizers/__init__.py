@@ -7,7 +7,7 @@ from typing import Any
 from shufflerl.errors import InvalidInputError
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.ledger import Ledger
-from shufflerl.privatizers.base import Asks, Privatizer, Service
+from shufflerl.privatizers.base import Analyst, Privatizer, Workload
 from shufflerl.registry import Entry, Registry
 from shufflerl.seeding import Seed
 
@@ -32,7 +32,7 @@ PRIVATIZERS = Registry(
             "shufflerl.privatizers.local:LocalSampled", "no trust, one step per user, unary encoding"
         ),
     },
-    given=2,  # a budget and a service
+    given=2,  # a budget and a workload
     makes=(Privatizer,),
     group="shufflerl.privatizers",
 )
@@ -40,7 +40,7 @@ PRIVATIZERS = Registry(
 
 def make(
     name: str,
-    learner: Asks | None = None,
+    learner: Analyst | None = None,
     *,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -50,7 +50,7 @@ def make(
 ) -> Privatizer:
     """The privatizer of that name for a learner, at (epsilon, delta); `none` needs nothing but its name.
 
-    "module:my_privatizer" is a name too: a function of a `Budget` and a `Service`, and of the parameters.
+    "module:my_privatizer" is a name too: a function of a `Budget` and a `Workload`, and of the parameters.
     It serves the learner from the batch on that comes next: after a restart, restore the learner first.
     """
     PRIVATIZERS.entry(name)
@@ -63,8 +63,8 @@ def make(
         raise InvalidInputError(f"The privatizer {name!r} needs a budget; give epsilon (say 1) and delta (say 1e-5).")
     if learner is None or seed is None:
         raise InvalidInputError(f"The privatizer {name!r} needs the learner it serves and a seed; give both.")
-    service = Service.of(learner, seed, ledger)
-    privatizer = PRIVATIZERS.make(name, Budget(epsilon, delta), service, **parameters)
+    workload = Workload.of(learner, seed, ledger)
+    privatizer = PRIVATIZERS.make(name, Budget(epsilon, delta), workload, **parameters)
     return privatizer
 
 

@@ -47,7 +47,7 @@ class Privatizer(ABC):
         raise NotImplementedError
 
 
-class Asks(Protocol):
+class Analyst(Protocol):
     """What a privatizer must know of whoever asks for batches, such as a learner."""
 
     batches_observed: int
@@ -70,7 +70,7 @@ class Asks(Protocol):
 
 
 @dataclass(frozen=True)
-class Service:
+class Workload:
     """What a privatizer is made for: batches that ask for no more than `query`, with noise drawn from a seed.
 
     There are `episodes` users in all. A ledger of its own is made unless one is given. A trusted server must also know
@@ -87,8 +87,8 @@ class Service:
     running_sums: bool = False
 
     @classmethod
-    def of(cls, learner: Asks, seed: Seed, ledger: Ledger | None = None) -> Service:
-        """The service of a learner from the batch on that comes next."""
+    def of(cls, learner: Analyst, seed: Seed, ledger: Ledger | None = None) -> Workload:
+        """The workload of a learner from the batch on that comes next."""
         batches = (learner.batches_observed, learner.max_batches, learner.reads_running_sums)
         return cls(learner.widest_query, learner.problem.episodes, seed, ledger, *batches)
 
@@ -99,14 +99,14 @@ class BudgetedPrivatizer(Privatizer):
     What the noise is, what it costs and what is guaranteed is the mechanism's; how it is drawn, the subclass's.
     """
 
-    def __init__(self, mechanism: Mechanism[Noise], service: Service) -> None:
-        warn_if_weak(mechanism.budget, service.episodes)
+    def __init__(self, mechanism: Mechanism[Noise], workload: Workload) -> None:
+        warn_if_weak(mechanism.budget, workload.episodes)
         self.mechanism = mechanism
-        self.ledger = service.ledger or Ledger("simulation", mechanism.budget)
-        self._next_batch = service.first_batch
+        self.ledger = workload.ledger or Ledger("simulation", mechanism.budget)
+        self._next_batch = workload.first_batch
         # After a restart another stream: the same noise on two batches would cancel in their difference.
-        self.rng = stream(service.seed, "noise", self._next_batch)
-        mechanism.charge(service.query)  # a budget that cannot be met is refused here
+        self.rng = stream(workload.seed, "noise", self._next_batch)
+        mechanism.charge(workload.query)  # a budget that cannot be met is refused here
 
     def certificate(self, query: Query) -> Certificate:
         """What a user who answers such a query, or part of it, is guaranteed, whatever the size of its batch."""

@@ -20,7 +20,7 @@ from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.noise import GaussianNoise, Noise, on_lattice
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.mechanism import CentralNoise, ContinualGaussian, ToeplitzGaussian, TreeGaussian
-from shufflerl.privatizers.base import AdditivePrivatizer, Service
+from shufflerl.privatizers.base import AdditivePrivatizer, Workload
 
 #: Noise of a whole run that is drawn at once may take this much memory.
 MAX_BYTES = 4 * 2**30
@@ -41,15 +41,15 @@ class Continual(AdditivePrivatizer):
     name: ClassVar[str]
     kind: ClassVar[type[ContinualGaussian]]
 
-    def __init__(self, budget: Budget, service: Service, *, participations: int = 1) -> None:
-        if service.first_batch:
+    def __init__(self, budget: Budget, workload: Workload, *, participations: int = 1) -> None:
+        if workload.first_batch:
             raise ContractError(
-                f"{self.name} counts continually: its noise is correlated with that of the {service.first_batch} "
+                f"{self.name} counts continually: its noise is correlated with that of the {workload.first_batch} "
                 "batches already released, and that noise is gone. Keep the privatizer that served the learner, or "
                 "start the learner anew."
             )
-        super().__init__(self.kind(budget, participations), service)
-        self.batches = service.batches or service.episodes
+        super().__init__(self.kind(budget, participations), workload)
+        self.batches = workload.batches or workload.episodes
         self._query: Query | None = None
         self._last: FloatArray | None = None  # noise of the running sum after the last release
 
@@ -101,8 +101,8 @@ class CentralToeplitz(Continual):
     name: ClassVar[str] = "central"
     kind: ClassVar[type[ContinualGaussian]] = ToeplitzGaussian
 
-    def __init__(self, budget: Budget, service: Service, *, participations: int = 1) -> None:
-        super().__init__(budget, service, participations=participations)
+    def __init__(self, budget: Budget, workload: Workload, *, participations: int = 1) -> None:
+        super().__init__(budget, workload, participations=participations)
         j = np.arange(self.batches, dtype=np.float64)
         # binom(2j, j) / 4^j = Gamma(j + 1/2) / (sqrt(pi) Gamma(j + 1))
         self._coefficients = np.exp(special.gammaln(j + 0.5) - special.gammaln(j + 1)) / math.sqrt(math.pi)
@@ -168,8 +168,8 @@ class CentralTree(Continual):
         return math.sqrt(self.levels) * running
 
 
-def central(budget: Budget, service: Service, *, participations: int = 1) -> AdditivePrivatizer:
+def central(budget: Budget, workload: Workload, *, participations: int = 1) -> AdditivePrivatizer:
     """The best trusted server: continual counting where running sums are read, else noise per batch."""
-    if service.running_sums and (service.batches or service.episodes) > 1:
-        return CentralToeplitz(budget, service, participations=participations)
-    return AdditivePrivatizer(CentralNoise(budget, participations), service)
+    if workload.running_sums and (workload.batches or workload.episodes) > 1:
+        return CentralToeplitz(budget, workload, participations=participations)
+    return AdditivePrivatizer(CentralNoise(budget, participations), workload)

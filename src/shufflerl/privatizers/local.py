@@ -9,12 +9,12 @@ from shufflerl.counts import Counts, Release
 from shufflerl.noise import UnaryNoise
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.mechanism import LocalGaussian, LocalUnary
-from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer, Service
+from shufflerl.privatizers.base import AdditivePrivatizer, BudgetedPrivatizer, Workload
 
 
-def local(budget: Budget, service: Service, *, participations: int = 1) -> AdditivePrivatizer:
+def local(budget: Budget, workload: Workload, *, participations: int = 1) -> AdditivePrivatizer:
     """Every user adds Gaussian noise to each of its own counters."""
-    return AdditivePrivatizer(LocalGaussian(budget, participations), service)
+    return AdditivePrivatizer(LocalGaussian(budget, participations), workload)
 
 
 class LocalSampled(BudgetedPrivatizer):
@@ -27,8 +27,8 @@ class LocalSampled(BudgetedPrivatizer):
     not independent.
     """
 
-    def __init__(self, budget: Budget, service: Service, *, participations: int = 1) -> None:
-        super().__init__(LocalUnary(budget, participations), service)
+    def __init__(self, budget: Budget, workload: Workload, *, participations: int = 1) -> None:
+        super().__init__(LocalUnary(budget, participations), workload)
 
     def release(self, counts: Counts) -> Release:
         """Charge the budget, then draw the users' reports."""

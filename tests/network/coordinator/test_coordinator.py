@@ -40,19 +40,19 @@ ENV = TabularEnv(MDP)
 
 def answer(coordinator: Coordinator) -> tuple[list[bytes], IntArray]:
     """The release of the pending batch as the shuffler would make it, and the tags in it, counted."""
-    meaning = asked(coordinator)
-    reports = [randomize_episode(meaning, play(ENV, meaning)) for _ in range(meaning.batch.users)]
-    return mixed(meaning, reports), np.bincount(np.concatenate(reports), minlength=meaning.query.size)
+    agreed = asked(coordinator)
+    reports = [randomize_episode(agreed, play(ENV, agreed)) for _ in range(agreed.batch.users)]
+    return mixed(agreed, reports), np.bincount(np.concatenate(reports), minlength=agreed.query.size)
 
 
 def seeded_answer(coordinator: Coordinator, users: CountPopulation) -> list[bytes]:
     """A release of the same law that is the same every time."""
-    meaning = asked(coordinator)
-    counts = users.play(meaning.batch).values
-    counts = counts + users.rng.poisson(meaning.source.noise(meaning.batch.users).mean, counts.shape)
-    tags, most = np.repeat(np.arange(len(counts)), counts), meaning.max_messages
-    assert len(tags) <= meaning.batch.users * most
-    return mixed(meaning, [tags[user * most : (user + 1) * most] for user in range(meaning.batch.users)])
+    agreed = asked(coordinator)
+    counts = users.play(agreed.batch).values
+    counts = counts + users.rng.poisson(agreed.source.noise(agreed.batch.users).mean, counts.shape)
+    tags, most = np.repeat(np.arange(len(counts)), counts), agreed.max_messages
+    assert len(tags) <= agreed.batch.users * most
+    return mixed(agreed, [tags[user * most : (user + 1) * most] for user in range(agreed.batch.users)])
 
 
 def asked(coordinator: Coordinator) -> Agreement:
@@ -60,11 +60,11 @@ def asked(coordinator: Coordinator) -> Agreement:
     return parse_announcement(coordinator.pending[2].payload)
 
 
-def mixed(meaning: Agreement, reports: list[IntArray]) -> list[bytes]:
+def mixed(agreed: Agreement, reports: list[IntArray]) -> list[bytes]:
     key = crypto.new_box_key()
-    checked = Checked(meaning, key.public_key().public_bytes_raw())
+    checked = Checked(agreed, key.public_key().public_bytes_raw())
     sealed = [seal_report(checked, tags, bytes(wire.TOKEN_BYTES)) for tags in reports]
-    opened = [crypto.unseal(key, meaning.envelope_info(report.report_id), report.envelope) for report in sealed]
+    opened = [crypto.unseal(key, agreed.envelope_info(report.report_id), report.envelope) for report in sealed]
     return handed_over(b"".join(envelope[wire.TOKEN_BYTES :] for envelope in opened))
 
 
@@ -74,8 +74,8 @@ def handed_over(tags: bytes) -> list[bytes]:
 
 
 def expected(coordinator: Coordinator, sent: IntArray) -> list[float]:
-    meaning = asked(coordinator)
-    values: list[float] = (sent - meaning.batch.users * float(protocol_of(meaning).rate)).tolist()
+    agreed = asked(coordinator)
+    values: list[float] = (sent - agreed.batch.users * float(protocol_of(agreed).rate)).tolist()
     return values
 
 
@@ -265,14 +265,14 @@ def test_keys_of_answered_batches_are_gone(tmp_path: Path) -> None:
 def test_tags_that_are_no_tags_are_left_out_and_told(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path, RUN)
     chunks, sent = answer(coordinator)
-    meaning, values = asked(coordinator), expected(coordinator, sent)
-    key = crypto.public_box_key(meaning.announcement.tag_key)
-    outside = crypto.seal(key, meaning.tag_info, meaning.query.size.to_bytes(4))
-    wrong_batch = crypto.seal(key, meaning.tag_info + b"x", (0).to_bytes(4))
+    agreed, values = asked(coordinator), expected(coordinator, sent)
+    key = crypto.public_box_key(agreed.announcement.tag_key)
+    outside = crypto.seal(key, agreed.tag_info, agreed.query.size.to_bytes(4))
+    wrong_batch = crypto.seal(key, agreed.tag_info + b"x", (0).to_bytes(4))
     whole = b"".join(tags for chunk in chunks for _, tags in wire.sections(chunk))
     tags = [whole[start : start + 52] for start in range(0, len(whole), 52)]
     private = coordinator._asked()[2]
-    padding = [tag for tag in tags if count(private, meaning.tag_info, range(1), tag).padding][:4]
+    padding = [tag for tag in tags if count(private, agreed.tag_info, range(1), tag).padding][:4]
     others = [tag for tag in tags if tag not in padding]
     wrong = [outside, wrong_batch, bytes(52), others[0]]  # the last of them once more
     for chunk in (b"".join([*tags, *wrong]), whole[52:]):
@@ -365,10 +365,10 @@ def test_an_episode_follows_a_policy_of_the_mixture(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path, RUN)
     pending = coordinator.pending
     assert pending is not None
-    meaning = parse_announcement(pending[2].payload)
-    episode: Trajectories = play(ENV, meaning)
-    policies = meaning.batch.mixture.policies
+    agreed = parse_announcement(pending[2].payload)
+    episode: Trajectories = play(ENV, agreed)
+    policies = agreed.batch.mixture.policies
     fits = [(policies[m, [0, 1], episode.states[0]] == episode.actions[0]).all() for m in range(len(policies))]
     assert any(fits)
-    assert wire.encode(meaning.announcement) == pending[2].payload
+    assert wire.encode(agreed.announcement) == pending[2].payload
     coordinator.close()

@@ -161,13 +161,19 @@ def test_batches_are_never_too_small_to_be_mixed(name: str) -> None:
             assert history.users.min() >= min(least, users)
 
 
+def test_a_learner_of_ones_own_can_be_demonstrated() -> None:
+    """It is told nothing, unless it says how it is sized."""
+    own = Demo(30, "riverswim", "tests.test_registry:Guess", 3.0, 0)
+    assert tomllib.loads(own.learner_parameters) == {"learner_parameters": {}}
+
+
 def test_a_learner_that_cannot_be_demonstrated_is_refused_before_anything_starts() -> None:
     with (
         pytest.raises(UnknownNameError, match="Did you mean 'optimistic'"),
         demo.learned(Demo(30, "x", "optimist", 1, 0)),
     ):
         pass
-    with pytest.raises(InvalidInputError, match=r"observations of CartPole-v1 are vectors; use policy-search\."):
+    with pytest.raises(InvalidInputError, match="vectors of 4 numbers; use the learner policy-search"):
         demo.chosen(None, "CartPole-v1", "optimistic", epsilon=1.0, seed=0)
 
 

@@ -70,21 +70,21 @@ class System:
         return pending
 
     @property
-    def meaning(self) -> Agreement:
+    def agreed(self) -> Agreement:
         return parse_announcement(self.pending[2].payload)
 
     def fill(self, *tampers: Tamper) -> IntArray:
         """Users fill the batch, the first of them tampered with; what all whose seed can be read have sent."""
         self.shuffler.announce(self.pending[2])
-        meaning = self.meaning
-        task, number, attempt = meaning.announcement.task, meaning.announcement.batch, meaning.announcement.attempt
+        agreed = self.agreed
+        task, number, attempt = agreed.announcement.task, agreed.announcement.batch, agreed.announcement.attempt
         opening = wire.decode(Opening, self.shuffler.current(task).opening.payload)
-        sent = np.zeros(meaning.query.size, dtype=np.int64)
-        for user in range(meaning.batch.users):
-            tags = randomize_episode(meaning, play(ENV, meaning))
-            report = seal_report(Checked(meaning, opening.envelope_key), tags, self.mint())
+        sent = np.zeros(agreed.query.size, dtype=np.int64)
+        for user in range(agreed.batch.users):
+            tags = randomize_episode(agreed, play(ENV, agreed))
+            report = seal_report(Checked(agreed, opening.envelope_key), tags, self.mint())
             if user < len(tampers):
-                report = self.tampered(meaning, opening, tampers[user], tags)
+                report = self.tampered(agreed, opening, tampers[user], tags)
             if user >= len(tampers) or tampers[user] is not None:
                 np.add.at(sent, tags, 1)
             (outcome,) = self.shuffler.upload(task, [(number, attempt, report)])
@@ -92,17 +92,17 @@ class System:
         assert self.shuffler.advance()
         return sent
 
-    def tampered(self, meaning: Agreement, opening: Opening, tamper: Tamper, tags: IntArray) -> wire.Report:
+    def tampered(self, agreed: Agreement, opening: Opening, tamper: Tamper, tags: IntArray) -> wire.Report:
         token, seed = self.mint(), secrets.token_bytes(32)
-        vector = masking.words(masking.masked(tags, seed, meaning.query.size, meaning.word_bytes), 2).copy()
-        key, info = crypto.public_box_key(meaning.announcement.tag_key), meaning.seed_info
+        vector = masking.words(masking.masked(tags, seed, agreed.query.size, agreed.word_bytes), 2).copy()
+        key, info = crypto.public_box_key(agreed.announcement.tag_key), agreed.seed_info
         if tamper is None:
             info += b"?"
         else:
             tamper(vector)
-        report_id = crypto.report_id(meaning.announcement.task, token)
+        report_id = crypto.report_id(agreed.announcement.task, token)
         text = token + crypto.seal(key, info, seed) + vector.tobytes()
-        sealed = crypto.seal(crypto.public_box_key(opening.envelope_key), meaning.envelope_info(report_id), text)
+        sealed = crypto.seal(crypto.public_box_key(opening.envelope_key), agreed.envelope_info(report_id), text)
         return wire.Report(report_id=report_id, envelope=sealed)
 
     def exclude(self) -> Exclusion:
@@ -133,7 +133,7 @@ def test_a_run_from_beginning_to_end(system: System) -> None:
     values = []
     while system.coordinator.pending is not None:
         sent = system.fill()
-        protocol = protocol_of(system.meaning)
+        protocol = protocol_of(system.agreed)
         assert system.exclude().positions == []
         system.coordinator.absorb(system.release())
         values.append((sent - protocol.users * float(protocol.rate)).tolist())
@@ -173,10 +173,10 @@ def test_a_certificate_says_what_the_shuffler_is_trusted_with(
 
 def test_who_is_excluded_is_counted_nowhere(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, noise, users of the release and the charge are of those who were summed; all have played."""
-    users = system.meaning.batch.users
-    assert system.meaning.announcement.excludable == int(0.2 * users) >= 1
+    users = system.agreed.batch.users
+    assert system.agreed.announcement.excludable == int(0.2 * users) >= 1
     sent = system.fill(None)
-    protocol = protocol_of(system.meaning)
+    protocol = protocol_of(system.agreed)
     mean = protocol.noise.mean
     assert len(system.exclude().positions) == 1
     seen: list[Release] = []
@@ -203,8 +203,8 @@ def test_who_is_excluded_is_counted_nowhere(system: System, monkeypatch: pytest.
 def test_the_ledger_has_what_the_noise_of_the_honest_who_were_summed_costs(tmp_path: Path) -> None:
     """Whoever was excluded may have been honest: its noise is missing from that of the honest fraction."""
     system = System(tmp_path, dataclasses.replace(RUN, honest_fraction=0.7))
-    said, query = system.meaning.announcement, system.meaning.batch.query
-    honest = (0.7 * said.users - 1) * protocol_of(system.meaning).noise.mean / said.users
+    said, query = system.agreed.announcement, system.agreed.batch.query
+    honest = (0.7 * said.users - 1) * protocol_of(system.agreed).noise.mean / said.users
     system.fill(None)
     system.exclude()
     system.coordinator.absorb(system.release())
@@ -214,14 +214,14 @@ def test_the_ledger_has_what_the_noise_of_the_honest_who_were_summed_costs(tmp_p
 
 
 def test_too_many_that_cannot_be_opened_are_told_and_not_summed(system: System) -> None:
-    users = system.meaning.batch.users
+    users = system.agreed.batch.users
     system.fill(*[None] * users)
     assert system.exclude().positions == list(range(users))
     assert system.release() == []
     system.coordinator.reopen()
     sent = system.fill()
     assert system.coordinator.exclusion is None  # of another attempt, nothing was said yet
-    rate = float(protocol_of(system.meaning).rate)
+    rate = float(protocol_of(system.agreed).rate)
     system.exclude()
     system.coordinator.absorb(system.release())
     assert system.coordinator.records[0].values.tolist() == (sent - users * rate).tolist()
@@ -254,7 +254,7 @@ def test_impossible_sums_are_refused_and_asked_again(system: System, by: int) ->
 def test_a_possible_falsehood_is_not_seen(system: System) -> None:
     """What the documentation warns of: within what honest users could have done, one user moves a counter at will."""
     sent = system.fill(shift(5))
-    rate, users = float(protocol_of(system.meaning).rate), system.meaning.batch.users
+    rate, users = float(protocol_of(system.agreed).rate), system.agreed.batch.users
     system.exclude()
     system.coordinator.absorb(system.release())
     assert (system.coordinator.records[0].values - (sent - users * rate))[3] == pytest.approx(5)
@@ -263,7 +263,7 @@ def test_a_possible_falsehood_is_not_seen(system: System) -> None:
 @pytest.mark.parametrize("label", ["seeds opened", "ledger", "charged", "open", "learner save", "saved"])
 def test_a_crash_at_any_point_changes_nothing(system: System, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = system.fill(None)
-    values = (sent - (system.meaning.batch.users - 1) * float(protocol_of(system.meaning).rate)).tolist()
+    values = (sent - (system.agreed.batch.users - 1) * float(protocol_of(system.agreed).rate)).tolist()
 
     def go_on() -> None:
         if system.pending[0] == 0:
@@ -320,10 +320,10 @@ def test_a_shuffler_that_hands_over_other_than_was_agreed_is_refused(system: Sys
 def test_one_users_vector_handed_over_again_and_again_is_not_summed(tmp_path: Path) -> None:
     """By a shuffler that hands over its seed for every user's, and its masked vector as often: far above any noise."""
     system = System(tmp_path, dataclasses.replace(RUN, noise="servers"))
-    meaning, (_, attempt, signed) = system.meaning, system.pending
-    users, tags, seed = meaning.batch.users, meaning.source.tags(play(ENV, meaning)), bytes(range(32))
-    sealed = crypto.seal(crypto.public_box_key(meaning.announcement.tag_key), meaning.seed_info, seed)
-    vector = masking.words(masking.masked(tags, seed, meaning.query.size, meaning.word_bytes), meaning.word_bytes)
+    agreed, (_, attempt, signed) = system.agreed, system.pending
+    users, tags, seed = agreed.batch.users, agreed.source.tags(play(ENV, agreed)), bytes(range(32))
+    sealed = crypto.seal(crypto.public_box_key(agreed.announcement.tag_key), agreed.seed_info, seed)
+    vector = masking.words(masking.masked(tags, seed, agreed.query.size, agreed.word_bytes), agreed.word_bytes)
     before = system.coordinator.learner.save()
     system.shuffler.announce(signed)
     system.coordinator.open_seeds([users * sealed])

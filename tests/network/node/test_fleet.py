@@ -25,6 +25,7 @@ from shufflerl.network import roles
 from shufflerl.network.node import fleet as module
 from shufflerl.network.node.composing import compose
 from shufflerl.network.node.fleet import Fleet
+from shufflerl.network.node.outbox import Outbox
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Terms, UnacceptableError
 from shufflerl.network.workers import pool
@@ -63,12 +64,12 @@ def test_a_node_is_its_token_wherever_it_stands_in_the_list(place: Place) -> Non
     with fleet(place, tokens) as first:
         asyncio.run(asyncio.wait_for(first.run(), 20))
         assert first.verdicts == {"accepted": 2}
-        assert len(first._ledger.releases) == 2
+        assert len(first.ledger.releases) == 2
     check_sent(place)
     with fleet(place, [tokens[1], tokens[1], tokens[0]]) as again:
         asyncio.run(asyncio.wait_for(again.run(), 20))
         assert again.verdicts == {}
-        assert len(again._ledger.releases) == 2
+        assert len(again.ledger.releases) == 2
 
 
 @pytest.mark.parametrize("env", ["riverswim", ENV], ids=["by name", "itself"])
@@ -124,7 +125,7 @@ def test_a_fleet_sends_those_who_are_drawn(place: Place, caplog: pytest.LogCaptu
 
         asyncio.run(asyncio.wait_for(until_told(), PATIENCE))
         assert (nodes.verdicts, nodes.unused, nodes.over) == ({"accepted": 1}, 3, False)
-        assert len(nodes._ledger.releases) == 1
+        assert len(nodes.ledger.releases) == 1
     assert place.world.store.unfinished()[0].accepted == 1
 
 
@@ -141,7 +142,7 @@ def test_a_batch_for_another_environment_is_refused_before_anyone_is_charged(pla
     with fleet(place, [place.world.mint()], parameters={"n_states": 4, "horizon": 2}) as wrong:
         with pytest.raises(UnacceptableError, match="environment has 4"):
             asyncio.run(wrong.run())
-        assert wrong._ledger.releases == []
+        assert wrong.ledger.releases == []
 
 
 @pytest.fixture
@@ -170,8 +171,10 @@ def test_a_fleet_sends_nothing_where_its_terms_are_not_met(
     with fleet(place, [place.world.mint() for _ in range(2)], terms=terms) as nodes:
         with pytest.raises(UnacceptableError):
             asyncio.run(asyncio.wait_for(nodes.run(), 30))
-        assert nodes._ledger.releases == []
-        assert nodes._outbox.of_run(place.world.task) == []
+        assert nodes.ledger.releases == []
+    outbox = Outbox(place.folder / "nodes" / "outbox.db")
+    assert outbox.of_run(place.world.task) == []
+    outbox.close()
     assert place.accepted == (place.world.users if number else 0)
 
 
@@ -287,7 +290,7 @@ def test_tokens_of_another_enrolment_are_found_out_before_most_are_charged(place
     with fleet(place, false, connections=2) as nodes:
         asyncio.run(asyncio.wait_for(nodes.run(), 30))
         assert nodes.verdicts == {"refused: unauthorized": 2}
-        assert len(nodes._ledger.releases) == 2
+        assert len(nodes.ledger.releases) == 2
         assert nodes.unused == MANY - 2
 
 
@@ -323,7 +326,7 @@ def test_a_fleet_ends_with_the_run(place: Place, call: Call, caplog: pytest.LogC
     assert (code, said["verdicts"], said["unused_tokens"]) == (0, {}, 3)
     assert caplog.messages == ["The run is over: 3 tokens were not needed; their users played and spent nothing."]
     with fleet(place, []) as left:
-        assert len(left._ledger.releases) == 2
+        assert len(left.ledger.releases) == 2
 
 
 @pytest.mark.slow

@@ -25,7 +25,8 @@ from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
 from shufflerl.mdp import Mixture
 from shufflerl.network.node import node as module
-from shufflerl.network.node.node import Backoff, Node, Receipt, TimeLimitError
+from shufflerl.network.node.node import Backoff, Node, Receipt, TimeLimitError, take_part
+from shufflerl.network.node.outbox import Outbox, Parcel
 from shufflerl.network.node.reporting import play
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.agreement import Terms, UnacceptableError, announce, parse_announcement
@@ -37,7 +38,7 @@ from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.loss import privacy_loss
 from tests.network.web.test_http import serving
-from tests.support.network_world import PROBLEM, QUERY, Crash, World, meaning_of, new_identity
+from tests.support.network_world import PROBLEM, QUERY, Crash, World, agreement_of, new_identity
 from tests.support.waiting import PATIENCE
 
 TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
@@ -89,6 +90,14 @@ class Place:
         token = self.tokens.setdefault(name, self.world.mint())
         arguments: dict[str, Any] = {"invitation": self.invitation, "terms": TERMS, "env": ENV} | options
         return Node(token=token, folder=self.folder / name, **arguments)
+
+    def parcel(self, name: str) -> Parcel:
+        """What a closed node has in its outbox."""
+        outbox = Outbox(self.folder / name / "outbox.db")
+        parcel = outbox.get("node", self.world.task)
+        outbox.close()
+        assert parcel is not None
+        return parcel
 
     @property
     def accepted(self) -> int:
@@ -162,14 +171,14 @@ def test_another_run_composes_against_the_same_budget(place: Place) -> None:
     """A budget that one run uses up has nothing left for the next, though that has another name."""
     epsilon = privacy_loss(PoissonNoise(40.0), 6).epsilon(1e-5)
     for factor, fits in ((1.01, False), (2.0, True)):
-        options = {"terms": Terms(Budget(factor * epsilon, 1e-5), min_batch_size=2)}
-        node = place.node(f"{factor}", **options)
-        node._prepare(place.world.checked())
+        terms, token = Terms(Budget(factor * epsilon, 1e-5), min_batch_size=2), place.world.mint()
+        node = place.node(f"{factor}", terms=terms)
+        take_part(ENV, place.world.checked(), terms, token, node.ledger)
         place.world.task = bytes(reversed(place.world.task))
         place.announce()
         second = place.world.checked()
         with contextlib.nullcontext() if fits else pytest.raises(BudgetExceededError):
-            node._prepare(second)
+            take_part(ENV, second, terms, token, node.ledger)
         node.close()
         place.world.task = bytes(reversed(place.world.task))
 
@@ -180,20 +189,17 @@ def test_a_node_that_was_killed_sends_the_very_same_bytes(place: Place, monkeypa
         patch.setattr(Node, "_deliver", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             node.participate()
-    kept = node._outbox.get("node", place.world.task)
-    assert kept is not None
-    assert kept.report is not None
     node.close()
+    kept = place.parcel("a")
+    assert kept.report is not None
     again = place.node("a")
     monkeypatch.setattr(module, "play", lambda *_: pytest.fail("it must not play again"))
     assert again.participate() == Receipt(0, "accepted")
     assert place.accepted == 1
     ((_, envelope),) = place.world.store.reports(place.world.store.unfinished()[0].id)
     assert envelope == wire.decode(wire.Report, kept.report).envelope
-    settled = again._outbox.get("node", place.world.task)
-    assert settled is not None
-    assert settled.report is None
     again.close()
+    assert place.parcel("a").report is None
 
 
 def test_a_lost_answer_is_asked_for_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +247,7 @@ def test_a_node_refuses_before_it_plays(place: Place, monkeypatch: pytest.Monkey
         node = place.node(f"refusing {number}", **options)
         with pytest.raises(error, match=text):
             node.participate(timeout=PATIENCE)
-        assert node._ledger.releases == []
+        assert node.ledger.releases == []
         node.close()
     assert place.accepted == 0
 
@@ -259,7 +265,7 @@ def test_a_node_refuses_a_second_attempt_that_does_not_meet_its_terms(
         node = place.node(f"{attempt}")
         with pytest.raises(UnacceptableError, match="does not take part"):
             node.participate(timeout=PATIENCE)
-        assert node._ledger.releases == []
+        assert node.ledger.releases == []
         node.close()
     assert place.accepted == 0
 
@@ -470,7 +476,7 @@ HEADERS = ["accept", "accept-encoding", "connection", "host", "user-agent"]
 def check_sent(place: Place) -> None:
     """Three requests, whoever sends them: what they tell beside the sealed body is the same for all, and no more."""
     path = f"/v1/tasks/{place.world.task.hex()}"
-    report = wire.Report(report_id=bytes(16), envelope=bytes(meaning_of(place.world).envelope_bytes))
+    report = wire.Report(report_id=bytes(16), envelope=bytes(agreement_of(place.world).envelope_bytes))
     upload = wire.encode(wire.Upload(batch=0, attempt=0, reports=[report]))
     expected = [
         (f"GET {path}/batch", HEADERS, 0),
@@ -501,7 +507,7 @@ def test_whatever_an_environment_does_one_report_is_sent(place: Place, odd: Any,
     node.close()
     assert place.accepted == 1
     assert "The episode failed" in caplog.text
-    episode = play(odd, meaning_of(place.world))
+    episode = play(odd, agreement_of(place.world))
     assert (episode.states.tolist(), episode.rewards.tolist()) == ([[0, 0]], [[0, 0]])
 
 
@@ -511,7 +517,7 @@ def test_what_is_as_it_should_be_is_reported_as_it_is(
     reward: int, terminated: bool, truncated: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rewards of nothing and of one are those very bits; after the end nothing is paid; and nothing is told."""
-    episode = play(Odd(0, (1, float(reward), terminated, truncated, {})), meaning_of(World()))
+    episode = play(Odd(0, (1, float(reward), terminated, truncated, {})), agreement_of(World()))
     assert episode.states.tolist() == [[0, 1]]
     assert episode.rewards.tolist() == [[reward, 0 if terminated or truncated else reward]]
     assert caplog.messages == []
@@ -520,9 +526,9 @@ def test_what_is_as_it_should_be_is_reported_as_it_is(
 def test_an_episode_that_failed_is_one_the_policy_could_have_played() -> None:
     """In the first state it takes the policy's action there: what is impossible would tell that nobody played."""
     policy = np.array([[1, 0], [0, 1]], dtype="<u2")
-    meaning = meaning_of(World(), policies=policy.tobytes())
+    agreed = agreement_of(World(), policies=policy.tobytes())
     for env in ODD.values():
-        episode = play(env, meaning)
+        episode = play(env, agreed)
         assert episode.actions.tolist() == [[policy[h, x] for h, x in enumerate(episode.states[0])]]
 
 
@@ -536,8 +542,8 @@ def test_a_program_that_makes_errors_of_warnings_still_reports(place: Place) -> 
 
 
 def test_any_environment_with_reset_and_step_is_played(caplog: pytest.LogCaptureFixture) -> None:
-    meaning = meaning_of(World())
-    episodes = [play(Short(), meaning) for _ in range(400)]
+    agreed = agreement_of(World())
+    episodes = [play(Short(), agreed) for _ in range(400)]
     assert all(episode.states.tolist() == [[0, PROBLEM.n_states - 1]] for episode in episodes)
     assert all(episode.rewards[0, 1] == 0 for episode in episodes)
     paid = sum(int(episode.rewards[0, 0]) for episode in episodes)
@@ -552,9 +558,9 @@ def test_any_environment_with_reset_and_step_is_played(caplog: pytest.LogCapture
             return 2, {}
 
     # Silence would tell the shuffler what the user met: such episodes are reported as the nearest that can be.
-    assert play(Bad(), meaning).rewards.tolist() == [[1, 0]]
+    assert play(Bad(), agreed).rewards.tolist() == [[1, 0]]
     assert "reward in [0, 1]" in caplog.text
-    assert play(Elsewhere(), meaning).states.tolist() == [[1, 1]]
+    assert play(Elsewhere(), agreed).states.tolist() == [[1, 1]]
     assert "state 2" in caplog.text
     with pytest.raises(InvalidInputError, match="token"):
         Node(Short(), World().invitation, TERMS, b"short", Path("unused"))
@@ -572,8 +578,8 @@ def test_policies_are_played_as_often_as_their_weights_say() -> None:
         transport=wire.Transport.tags,
         excludable=0,
     )
-    meaning, episodes = parse_announcement(wire.encode(announced)), 2000
-    drawn = np.concatenate([play(ENV, meaning).actions for _ in range(episodes)])
+    agreed, episodes = parse_announcement(wire.encode(announced)), 2000
+    drawn = np.concatenate([play(ENV, agreed).actions for _ in range(episodes)])
     assert (drawn[:, 0] == drawn[:, 1]).all()
     assert abs(drawn[:, 0].sum() - 0.8 * episodes) < 7 * np.sqrt(0.8 * 0.2 * episodes)
 
@@ -596,8 +602,9 @@ def test_a_token_that_somebody_else_spent_is_not_called_accepted(
     place: Place, trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless the node's own report may have been there before: its answer was lost."""
-    thief, robbed = place.node("thief"), place.node("robbed")
-    robbed._token = thief._token
+    thief = place.node("thief")
+    place.tokens["robbed"] = place.tokens["thief"]
+    robbed = place.node("robbed")
     assert thief.participate() == Receipt(0, "accepted")
     post, troubles = robbed._client.post, [] if trouble is None else [trouble]
 
@@ -616,8 +623,9 @@ def test_a_token_that_somebody_else_spent_is_not_called_accepted(
 
 def test_a_report_of_the_outbox_whose_token_is_spent_is_in(place: Place) -> None:
     """It may have been sent before its process died."""
-    first, other = place.node("first"), place.node("other")
-    other._token = first._token
+    first = place.node("first")
+    place.tokens["other"] = place.tokens["first"]
+    other = place.node("other")
     first._prepare(place.world.checked())
     assert other.participate() == Receipt(0, "accepted")
     assert first.participate() == Receipt(0, "accepted")

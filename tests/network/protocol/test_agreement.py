@@ -27,7 +27,7 @@ from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate
 from shufflerl.privacy.loss import privacy_loss
 from tests.support.examples import full_batch, random_mdp, random_mixture
-from tests.support.network_world import QUERY, World, meaning_of, new_identity, open_batch, protocol_of, terms
+from tests.support.network_world import QUERY, World, agreement_of, new_identity, open_batch, protocol_of, terms
 
 NO_DUMMIES: list[wire.Poisson | wire.TruncatedLaplace] = [
     *(wire.Poisson(mean=mean) for mean in (-1.0, 0.0, math.nan, math.inf)),
@@ -49,11 +49,11 @@ def test_an_announcement_says_the_batch_and_nothing_is_lost(seed: int) -> None:
         batch = dataclasses.replace(batch, query=CountQuery(mdp.problem(50), [1], []))
     noise = by_users(Budget(1.0, 1e-5), 0.9).noise(batch.query)
     said = agreement.announce(batch, noise, task=bytes(16), attempt=2, tag_key=bytes(32))
-    meaning = parse_announcement(wire.encode(said))
-    assert meaning.batch == batch
-    assert protocol_of(meaning).noise == noise
-    assert protocol_of(meaning).users == 50
-    assert meaning.digest != parse_announcement(wire.encode(msgspec.structs.replace(said, attempt=3))).digest
+    agreed = parse_announcement(wire.encode(said))
+    assert agreed.batch == batch
+    assert protocol_of(agreed).noise == noise
+    assert protocol_of(agreed).users == 50
+    assert agreed.digest != parse_announcement(wire.encode(msgspec.structs.replace(said, attempt=3))).digest
 
 
 @pytest.mark.parametrize(
@@ -104,32 +104,32 @@ def test_actions_are_two_bytes(actions: int) -> None:
 
 def test_a_node_accepts_what_meets_its_terms() -> None:
     noise = by_users(Budget(1.0, 1e-5), 1.0).noise(QUERY)
-    terms().check(meaning_of(World(), noise_mean=noise.mean))
+    terms().check(agreement_of(World(), noise_mean=noise.mean))
     assert noise.mean == pytest.approx(NEEDED, rel=1e-9)
 
 
 def test_a_node_refuses_too_little_noise() -> None:
     """It computes that itself; nothing in the announcement claims a budget it could believe."""
     with pytest.raises(UnacceptableError, match="told to accept no more than 1e-05"):
-        terms().check(meaning_of(World(), noise_mean=NEEDED * 0.99))
+        terms().check(agreement_of(World(), noise_mean=NEEDED * 0.99))
     with pytest.raises(UnacceptableError, match="It does not take part"):
-        terms(epsilon=0.5).check(meaning_of(World(), noise_mean=NEEDED * 1.01))
+        terms(epsilon=0.5).check(agreement_of(World(), noise_mean=NEEDED * 1.01))
 
 
 def test_a_node_counts_on_its_own_honest_fraction_only() -> None:
-    meaning = meaning_of(World(), noise_mean=NEEDED * 1.01)
-    terms().check(meaning)
+    agreed = agreement_of(World(), noise_mean=NEEDED * 1.01)
+    terms().check(agreed)
     with pytest.raises(UnacceptableError, match=r"honest 0\.9 suffice"):
-        terms(honest_fraction=0.9).check(meaning)
+        terms(honest_fraction=0.9).check(agreed)
     enough = by_users(Budget(1.0, 1e-5), 0.9).noise(QUERY)
-    terms(honest_fraction=0.9).check(meaning_of(World(), noise_mean=enough.mean))
+    terms(honest_fraction=0.9).check(agreement_of(World(), noise_mean=enough.mean))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.9, 0.77, 1 / 3, 0.1])
 def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(fraction: float) -> None:
     for epsilon in (0.3, 1.0, 4.0):
         noise = by_users(Budget(epsilon, 1e-5), fraction).noise(QUERY)
-        terms(epsilon=epsilon, honest_fraction=fraction).check(meaning_of(World(), noise_mean=noise.mean))
+        terms(epsilon=epsilon, honest_fraction=fraction).check(agreement_of(World(), noise_mean=noise.mean))
 
 
 @given(honest=st.floats(0.05, 1), share=st.floats(0, 0.95))
@@ -149,11 +149,11 @@ def test_delta_has_room_for_noise_that_does_not_fit_into_a_report(epsilon: float
     assert masking.overflow(epsilon) == pytest.approx(cost)
     announced = by_users(budget, 1.0).noise(QUERY)
     assert privacy_loss(announced, QUERY.changed_counters).delta(epsilon) + cost <= budget.delta
-    terms(epsilon=epsilon).check(meaning_of(World(), noise_mean=announced.mean))
+    terms(epsilon=epsilon).check(agreement_of(World(), noise_mean=announced.mean))
     if epsilon >= 20:  # where it is a visible part of delta
         without = calibrate(budget, QUERY.changed_counters)
         with pytest.raises(UnacceptableError, match="told to accept no more than 1e-05"):
-            terms(epsilon=epsilon).check(meaning_of(World(), noise_mean=without.mean))
+            terms(epsilon=epsilon).check(agreement_of(World(), noise_mean=without.mean))
 
 
 def test_an_epsilon_that_makes_rare_events_count_is_refused() -> None:
@@ -162,11 +162,11 @@ def test_an_epsilon_that_makes_rare_events_count_is_refused() -> None:
 
 
 def test_a_node_refuses_small_crowds_and_endless_reports() -> None:
-    meaning = meaning_of(World(), users=99, noise_mean=NEEDED * 1.01)
+    agreed = agreement_of(World(), users=99, noise_mean=NEEDED * 1.01)
     with pytest.raises(UnacceptableError, match="99 users"):
-        terms(min_batch_size=100).check(meaning)
+        terms(min_batch_size=100).check(agreed)
     with pytest.raises(UnacceptableError, match="max_messages"):
-        terms(max_messages=10).check(meaning)
+        terms(max_messages=10).check(agreed)
 
 
 @settings(max_examples=60, deadline=None)
@@ -186,10 +186,10 @@ def test_a_node_looks_at_noise_and_crowd_in_every_batch_and_attempt(
     relied_on = honest - excludable / users  # of all noise, as each adds as much
     mean = noise * NEEDED / max(relied_on, 0.01)
     world = World(users=users, transport=transport, excludable=excludable, noise_mean=mean)
-    meaning = parse_announcement(wire.encode(world.announcement(number, attempt)))
+    agreed = parse_announcement(wire.encode(world.announcement(number, attempt)))
     enough = crowd >= 5 and relied_on > 0 and noise >= 1
     with contextlib.nullcontext() if enough else pytest.raises(UnacceptableError, match="not take part"):
-        terms(min_batch_size=5, honest_fraction=honest).check(meaning)
+        terms(min_batch_size=5, honest_fraction=honest).check(agreed)
 
 
 @pytest.mark.parametrize("name", ["min_batch_size", "honest_fraction", "max_messages"])
@@ -253,9 +253,9 @@ def test_every_attempt_at_every_batch_has_the_noise_that_was_announced(
 ) -> None:
     """The noise tags of 200 reports are Poisson in all; outside six deviations with probability 2e-9."""
     world = World(users=4, noise_mean=40.0, transport=transport)
-    meaning = parse_announcement(wire.encode(world.announcement(number, attempt)))
+    agreed = parse_announcement(wire.encode(world.announcement(number, attempt)))
     episode = Trajectories([[0, 1]], [[0, 1]], [[0, 1]])
-    drawn = sum(len(randomize_episode(meaning, episode)) - 3 for _ in range(200))
+    drawn = sum(len(randomize_episode(agreed, episode)) - 3 for _ in range(200))
     expected = 200 * 24 * 40.0 / 4
     assert abs(drawn - expected) < 6 * np.sqrt(expected)
 
@@ -270,8 +270,8 @@ def test_what_a_node_charges_is_the_noise_of_those_it_relies_on(
 ) -> None:
     """Less honest users, less noise, a higher charge: by hand."""
     world = World(users=20, noise_mean=noise_mean, transport=Transport.sums, excludable=excludable)
-    meaning = meaning_of(world)
-    charged = terms(honest_fraction=honest).charge(meaning)
+    agreed = agreement_of(world)
+    charged = terms(honest_fraction=honest).charge(agreed)
     assert charged.changed == 2 * 3
     assert charged.noise == PoissonNoise(charged.noise.variance)
     assert charged.noise.variance == pytest.approx(noise_mean * (honest - excludable / 20))
@@ -280,12 +280,12 @@ def test_what_a_node_charges_is_the_noise_of_those_it_relies_on(
 def test_the_cap_on_messages_cannot_be_announced() -> None:
     """Were it lower, users with much noise would be kept out, and noise with them. It bounds what honest nodes send."""
     assert "max_messages" not in wire.Announcement.__struct_fields__
-    meaning = meaning_of(World(), users=5, noise_mean=40.0)
+    agreed = agreement_of(World(), users=5, noise_mean=40.0)
     mean = 24 * 40.0 / 5
-    assert mean + 6 * np.sqrt(mean) < meaning.max_messages < mean + 20 * np.sqrt(mean)
+    assert mean + 6 * np.sqrt(mean) < agreed.max_messages < mean + 20 * np.sqrt(mean)
     episode = Trajectories([[0, 1]], [[0, 1]], [[0, 1]])
-    sent = [len(randomize_episode(meaning, episode)) for _ in range(300)]
-    assert max(sent) <= meaning.max_messages
+    sent = [len(randomize_episode(agreed, episode)) for _ in range(300)]
+    assert max(sent) <= agreed.max_messages
     assert np.mean(sent) == pytest.approx(3 + mean, abs=6 * np.sqrt(mean / 300))
 
 
@@ -299,19 +299,19 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
     said = agreement.announce(
         batch, by_users(Budget(1.0, 1e-5), 1.0).noise(batch.query), task=bytes(16), attempt=0, tag_key=bytes(32)
     )
-    meaning = parse_announcement(wire.encode(said))
+    agreed = parse_announcement(wire.encode(said))
     episode = Trajectories([[0, 2, 1]], [[0, 0, 0]], [[0, 1, 1]])
     with pytest.raises(InvalidInputError):
-        meaning.query.tags(episode)
+        agreed.query.tags(episode)
     inside = within_support(batch.table_query, episode)
     assert inside.states.tolist() == [[0, 1, 1]]
-    assert len(randomize_episode(meaning, episode)) >= 5
-    assert len(set(meaning.query.groups[meaning.query.tags(inside)[0]])) == 5
+    assert len(randomize_episode(agreed, episode)) >= 5
+    assert len(set(agreed.query.groups[agreed.query.tags(inside)[0]])) == 5
 
 
 @pytest.mark.parametrize(("users", "noise"), [(2, 300.0), (1000, 300.0), (10**12, 300.0), (10**6, 4e9)])
 def test_the_cap_keeps_no_honest_noise_out_of_a_whole_batch(users: int, noise: float) -> None:
     """Noise that the cap cuts off is missing from the accountant's law: for all users together that must be nothing."""
-    meaning = meaning_of(World(), users=users, noise_mean=noise)
-    mean, most = 24 * noise / users, meaning.max_messages - meaning.query.touched_counters
+    agreed = agreement_of(World(), users=users, noise_mean=noise)
+    mean, most = 24 * noise / users, agreed.max_messages - agreed.query.touched_counters
     assert users * stats.poisson.sf(most, mean) < np.exp(-35)

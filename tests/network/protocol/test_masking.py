@@ -19,7 +19,7 @@ from shufflerl.network.shuffler.shuffler import Limits
 from shufflerl.noise import DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
 from shufflerl.privacy.accounting import Budget, calibrate
 from shufflerl.privacy.loss import privacy_loss
-from tests.support.network_world import EPISODE, QUERY, World, meaning_of, protocol_of, terms
+from tests.support.network_world import EPISODE, QUERY, World, agreement_of, protocol_of, terms
 
 NEEDED = calibrate(Budget(1.0, 1e-5), QUERY.changed_counters).mean
 
@@ -79,7 +79,7 @@ def test_what_makes_no_sense_as_sums_is_refused() -> None:
     with pytest.raises(ProblemError, match="max_messages"):
         long.announce()
     with pytest.raises(UnacceptableError, match="max_messages"):
-        terms(max_messages=2).check(meaning_of(world, noise_mean=2 * NEEDED))
+        terms(max_messages=2).check(agreement_of(world, noise_mean=2 * NEEDED))
 
 
 # What exclusion costs.
@@ -88,26 +88,26 @@ def test_what_makes_no_sense_as_sums_is_refused() -> None:
 def test_a_node_does_not_rely_on_noise_that_may_be_excluded() -> None:
     """Of n users' noise that of the honest, less all that may be excluded, must do: (gamma n - e) / n of it."""
     world = World(users=100, transport=Transport.sums, excludable=20)
-    meaning = meaning_of(world, noise_mean=NEEDED * 1.01 / 0.7)
-    assert terms(honest_fraction=0.9).charge(meaning).noise.variance == pytest.approx(NEEDED * 1.01, rel=1e-12)
-    terms(honest_fraction=0.9).check(meaning)
+    agreed = agreement_of(world, noise_mean=NEEDED * 1.01 / 0.7)
+    assert terms(honest_fraction=0.9).charge(agreed).noise.variance == pytest.approx(NEEDED * 1.01, rel=1e-12)
+    terms(honest_fraction=0.9).check(agreed)
     with pytest.raises(UnacceptableError, match="20 excluded"):
-        terms(honest_fraction=0.89).check(meaning)
+        terms(honest_fraction=0.89).check(agreed)
     for excludable in (90, 99):
         world.excludable = excludable
         with pytest.raises(UnacceptableError, match="none need be left"):
-            terms(honest_fraction=0.9).check(meaning_of(world, noise_mean=1e6))
+            terms(honest_fraction=0.9).check(agreement_of(world, noise_mean=1e6))
 
 
 def test_who_may_be_excluded_does_not_count() -> None:
     """With noise enough for one user alone a coordinator could else be given the sum of one user, or of a few."""
     world = World(users=120, transport=Transport.sums, excludable=20, limits=Limits(min_batch_size=100))
-    terms(min_batch_size=100).check(meaning_of(world, noise_mean=2 * NEEDED))
+    terms(min_batch_size=100).check(agreement_of(world, noise_mean=2 * NEEDED))
     assert world.announce(noise_mean=2 * NEEDED).users == 120
     for excludable in (21, 119):
         world = World(users=120, transport=Transport.sums, excludable=excludable, limits=Limits(min_batch_size=100))
         with pytest.raises(UnacceptableError, match=f"120 users less {excludable} that may be excluded"):
-            terms(min_batch_size=100).check(meaning_of(world, noise_mean=200 * NEEDED))
+            terms(min_batch_size=100).check(agreement_of(world, noise_mean=200 * NEEDED))
         with pytest.raises(ProblemError, match=f"120 users, of whom {excludable} may be excluded") as refused:
             world.announce(noise_mean=200 * NEEDED)
         assert refused.value.reason == Reason.below_minimum
@@ -132,13 +132,13 @@ def test_what_the_coordinator_announces_is_accepted_to_the_last_digit(
     excludable = data.draw(st.integers(0, max(0, int(0.9 * fraction * users) - 1)))
     noise = by_users(Budget(1.0, 1e-5), fraction, excludable / users).noise(QUERY)
     world = World(users=users, transport=Transport.sums, excludable=excludable)
-    meaning = meaning_of(world, noise_mean=noise.mean)
-    terms(honest_fraction=fraction).check(meaning)
+    agreed = agreement_of(world, noise_mean=noise.mean)
+    terms(honest_fraction=fraction).check(agreed)
     # Without the excluded and the dishonest, what is left certifies the budget; a hundredth less would not.
-    left = terms(honest_fraction=fraction).charge(meaning).noise
+    left = terms(honest_fraction=fraction).charge(agreed).noise
     assert privacy_loss(left, QUERY.changed_counters).delta(1.0) <= 1e-5
     assert left.variance == pytest.approx(NEEDED, rel=1e-9)
-    assert protocol_of(meaning).min_reports == users - excludable
+    assert protocol_of(agreed).min_reports == users - excludable
 
 
 def test_nobody_can_be_excluded_to_the_last() -> None:
@@ -149,6 +149,6 @@ def test_nobody_can_be_excluded_to_the_last() -> None:
 def test_tags_that_are_sealed_one_by_one_come_in_an_order_that_tells_nothing() -> None:
     """Drawn, the true ones come first; only where all are counted may they be left so."""
     for transport in Transport:
-        meaning = meaning_of(World(transport=transport), noise_mean=300.0)
-        tags = [randomize_episode(meaning, EPISODE).tolist() for _ in range(5)]
+        agreed = agreement_of(World(transport=transport), noise_mean=300.0)
+        tags = [randomize_episode(agreed, EPISODE).tolist() for _ in range(5)]
         assert all(one == sorted(one) for one in tags) == (transport == Transport.tags)

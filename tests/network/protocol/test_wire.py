@@ -57,11 +57,11 @@ def test_the_announcement_of_the_page() -> None:
     said = Announcement(**{**shown, **changes})
     assert wire.encode(said) == vector("announcement_encoded")
     assert wire.decode(Announcement, vector("announcement_encoded")) == said
-    meaning = parse_announcement(vector("announcement_encoded"))
-    assert meaning.digest == vector("announcement_digest")
-    assert meaning.tag_info == vector("tag_info")
-    assert meaning.envelope_info(vector("report_id")) == vector("envelope_info")
-    assert meaning.max_messages == VECTORS["max_messages"]
+    agreed = parse_announcement(vector("announcement_encoded"))
+    assert agreed.digest == vector("announcement_digest")
+    assert agreed.tag_info == vector("tag_info")
+    assert agreed.envelope_info(vector("report_id")) == vector("envelope_info")
+    assert agreed.max_messages == VECTORS["max_messages"]
     assert crypto.unseal(private, vector("tag_info"), vector("sealed_tag")) == VECTORS["tag"].to_bytes(4)
     assert len(vector("sealed_tag")) == wire.SEALED_TAG_BYTES
 
@@ -111,12 +111,12 @@ def test_the_lot_of_the_page() -> None:
     shown, plain = VECTORS["lots"], wire.decode(Announcement, vector("announcement_encoded"))
     encoded, key = bytes.fromhex(shown["announcement_encoded"]), bytes.fromhex(shown["envelope_key"])
     assert encoded == wire.encode(msgspec.structs.replace(plain, drawn=shown["drawn"]))
-    meaning = parse_announcement(encoded)
-    assert (meaning.digest.hex(), meaning.drawn) == (shown["announcement_digest"], shown["drawn"])
+    agreed = parse_announcement(encoded)
+    assert (agreed.digest.hex(), agreed.drawn) == (shown["announcement_digest"], shown["drawn"])
     assert key == wire.decode(Opening, vector("opening_encoded")).envelope_key
     text = b"shufflerl/1/lot\0" + key + vector("token")[:16]
     assert hashlib.sha256(text).hexdigest()[:16] == shown["lot"] == f"{crypto.lot(key, vector('token')):016x}"
-    drawn = [meaning.draws(key, vector("token"), extensions) for extensions in range(4)]
+    drawn = [agreed.draws(key, vector("token"), extensions) for extensions in range(4)]
     assert drawn == shown["drawn_with_extensions"] == [False, True, True, True]
 
 
@@ -129,14 +129,14 @@ def test_the_masked_vector_of_the_page() -> None:
     plain = wire.decode(Announcement, vector("announcement_encoded"))
     changes = {name: shown[name] for name in ("transport", "excludable")}
     assert said == msgspec.structs.replace(plain, **changes)
-    meaning = parse_announcement(part["announcement_encoded"])
-    assert meaning.digest == part["announcement_digest"]
-    assert meaning.seed_info == part["seed_info"]
-    assert meaning.word_bytes == shown["word_bytes"]
+    agreed = parse_announcement(part["announcement_encoded"])
+    assert agreed.digest == part["announcement_digest"]
+    assert agreed.seed_info == part["seed_info"]
+    assert agreed.word_bytes == shown["word_bytes"]
     private = crypto.box_key(bytes.fromhex("404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"))
     assert crypto.unseal(private, part["seed_info"], part["sealed_seed"]) == part["seed"]
     assert len(part["sealed_seed"]) == wire.SEALED_SEED_BYTES
-    size = meaning.query.size
+    size = agreed.query.size
     assert masking.mask(part["seed"], size, 2).tobytes() == part["mask"]
     assert masking.masked(shown["tags"], part["seed"], size, 2) == part["vector"]
     # The same by hand: AES-128 of counter blocks, one after the other, plus the counts in little-endian words.
@@ -160,15 +160,15 @@ def test_noise_by_the_servers_of_the_page() -> None:
         said = msgspec.structs.replace(plain, noise=noise)
         assert wire.encode(said) == bytes.fromhex(shown[encoded])
         assert parse_announcement(bytes.fromhex(shown[encoded])).source.as_wire() == noise
-    meaning = parse_announcement(bytes.fromhex(shown["announcement_encoded"]))
-    assert (meaning.digest.hex(), meaning.tag_info.hex()) == (shown["announcement_digest"], shown["tag_info"])
-    assert meaning.max_messages == shown["max_messages"] == len(shown["tags"])
-    assert meaning.source.group_starts.tolist() == shown["group_starts"]
+    agreed = parse_announcement(bytes.fromhex(shown["announcement_encoded"]))
+    assert (agreed.digest.hex(), agreed.tag_info.hex()) == (shown["announcement_digest"], shown["tag_info"])
+    assert agreed.max_messages == shown["max_messages"] == len(shown["tags"])
+    assert agreed.source.group_starts.tolist() == shown["group_starts"]
     private = crypto.box_key(bytes.fromhex("404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"))
     sections = list(wire.sections(bytes.fromhex(shown["release_chunk"])))
-    tags = [int.from_bytes(crypto.unseal(private, meaning.tag_info, bytes(tag))) for _, tag in sections]
+    tags = [int.from_bytes(crypto.unseal(private, agreed.tag_info, bytes(tag))) for _, tag in sections]
     assert [group for group, _ in sections] == [0, 1, 2]
-    assert all(tag in group for tag, group in zip(tags, meaning.source.groups, strict=True))
+    assert all(tag in group for tag, group in zip(tags, agreed.source.groups, strict=True))
     assert tags == shown["tags"]
     assert bytes.fromhex(shown["envelope_text"]) == vector("token") + b"".join(tag for _, tag in sections)
 
@@ -180,11 +180,11 @@ def test_returns_of_the_page() -> None:
     query, policies = msgspec.convert(shown["query"], wire.Returns), np.array(shown["policies"], dtype="<f4")
     said = msgspec.structs.replace(plain, query=query, policies=policies.tobytes())
     assert wire.encode(said) == bytes.fromhex(shown["announcement_encoded"])
-    meaning = parse_announcement(bytes.fromhex(shown["announcement_encoded"]))
-    assert meaning.digest.hex() == shown["announcement_digest"]
-    assert (meaning.max_messages, meaning.query.size) == (shown["max_messages"], shown["counters"])
-    assert meaning.source.group_starts.tolist() == shown["group_starts"]
-    mixture, query_of = meaning.batch.mixture, meaning.batch.query
+    agreed = parse_announcement(bytes.fromhex(shown["announcement_encoded"]))
+    assert agreed.digest.hex() == shown["announcement_digest"]
+    assert (agreed.max_messages, agreed.query.size) == (shown["max_messages"], shown["counters"])
+    assert agreed.source.group_starts.tolist() == shown["group_starts"]
+    mixture, query_of = agreed.batch.mixture, agreed.batch.query
     assert isinstance(mixture.family, Network)
     assert isinstance(query_of, ReturnQuery)
     for parameters, actions in zip(mixture.policies, shown["actions"], strict=True):

@@ -7,7 +7,7 @@ import pytest
 
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.wire import Transport, Upload
-from tests.support.network_world import EPISODE, QUERY, World, meaning_of, pretend_to_seal
+from tests.support.network_world import EPISODE, QUERY, World, agreement_of, pretend_to_seal
 
 #: Users of a batch, and users who offer to be in it.
 USERS, OFFERED = 10, 400
@@ -21,7 +21,7 @@ def test_all_reports_of_a_batch_have_the_same_bytes(transport: Transport) -> Non
     world = World(users=USERS, noise_mean=MEAN, transport=transport)
     world.announce()
     reports = [world.report() for _ in range(20)]
-    assert {len(report.envelope) for report in reports} == {meaning_of(world).envelope_bytes}
+    assert {len(report.envelope) for report in reports} == {agreement_of(world).envelope_bytes}
     assert len({len(wire.encode(Upload(batch=0, attempt=0, reports=[report]))) for report in reports}) == 1
 
 

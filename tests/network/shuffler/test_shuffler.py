@@ -21,7 +21,7 @@ from shufflerl.network.shuffler.mixing import permuted
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import BatchId, SQLiteStore
 from tests.network.stores.test_store import fill, free, left_of
-from tests.support.network_world import World, meaning_of, new_identity
+from tests.support.network_world import World, agreement_of, new_identity
 
 
 @pytest.fixture
@@ -82,10 +82,10 @@ def test_every_attempt_at_every_batch_has_a_key_of_its_own() -> None:
     world.task = os.urandom(16)  # another run
     announce(0, 0)
     assert len(set(keys)) == len(keys) == 7
-    for place, (meaning, report) in enumerate(reports):
+    for place, (agreed, report) in enumerate(reports):
         for other, key in enumerate(keys):
             with contextlib.nullcontext() if place == other else pytest.raises(ProblemError, match="cannot be opened"):
-                mixing.opened(meaning, crypto.box_key(key), report.report_id, report.envelope)
+                mixing.opened(agreed, crypto.box_key(key), report.report_id, report.envelope)
 
 
 def test_the_same_report_again_is_accepted_once(world: World) -> None:
@@ -368,7 +368,7 @@ def test_large_releases_come_in_chunks(monkeypatch: pytest.MonkeyPatch, world: W
     monkeypatch.setattr(wire, "CHUNK_TAGS", 50)
     world.upload(*(world.marked_report(mark) for mark in range(3)))
     world.shuffler.advance()
-    assert world.shuffler.status(world.task).chunks == -(-3 * meaning_of(world).max_messages // 50) > 1
+    assert world.shuffler.status(world.task).chunks == -(-3 * agreement_of(world).max_messages // 50) > 1
     assert sorted(world.tags(world.collect())) == list(range(9))
 
 

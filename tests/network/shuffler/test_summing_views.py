@@ -16,7 +16,7 @@ from shufflerl.network.shuffler import summing
 from shufflerl.network.stores.store import BatchId, SQLiteStore
 from tests.network.shuffler.test_summing import fill, report_of, summing_world, unreadable
 from tests.network.stores.test_store import left_of
-from tests.support.network_world import QUERY, World, meaning_of, pretend_to_seal, sealed_seed
+from tests.support.network_world import QUERY, World, agreement_of, pretend_to_seal, sealed_seed
 
 
 def test_a_report_is_as_long_and_as_random_whatever_it_says() -> None:
@@ -92,7 +92,7 @@ def test_no_subset_can_be_read_but_the_one_that_was_summed() -> None:
     world.exclude()
     world.shuffler.advance()
     total = masking.words(world.collect(), 2)
-    most = meaning_of(world).source.count_range[1]
+    most = agreement_of(world).source.count_range[1]
     readable = [
         chosen
         for size in range(5)

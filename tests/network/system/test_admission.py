@@ -28,7 +28,7 @@ from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Action, ProblemError, Reason, State, Transport
 from shufflerl.network.shuffler.shuffler import Limits
 from shufflerl.privacy.accounting import Budget
-from tests.support.network_world import World, meaning_of, pretend_to_seal
+from tests.support.network_world import World, agreement_of, pretend_to_seal
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 
@@ -89,13 +89,13 @@ def test_the_shuffler_takes_whom_nodes_find_drawn_and_no_other(
 
 
 def test_every_extension_draws_twice_as_many_and_in_the_end_all() -> None:
-    meaning = meaning_of(World(), drawn=0.01)
-    lots = [[meaning.draws(bytes(32), token, more) for token in tokens_of(20_000)] for more in range(8)]
+    agreed = agreement_of(World(), drawn=0.01)
+    lots = [[agreed.draws(bytes(32), token, more) for token in tokens_of(20_000)] for more in range(8)]
     for more, (before, after) in enumerate(itertools.pairwise(lots)):
         assert all(late >= early for early, late in zip(before, after, strict=True))
         assert abs(sum(before) - 200 * 2**more) < 5 * math.sqrt(200 * 2**more)
     assert all(lots[7])
-    everybody = meaning_of(World())
+    everybody = agreement_of(World())
     assert everybody.drawn == 1.0
     assert all(everybody.draws(bytes(32), token, 0) for token in tokens_of(100))
 
@@ -129,7 +129,7 @@ def test_time_that_another_process_gave_counts() -> None:
 
 @pytest.mark.parametrize("drawn", [0.0, -0.1, 1.0, 1.5, math.nan, math.inf, "0.5", None])
 def test_a_share_that_is_none_is_refused(drawn: Any) -> None:
-    """Everybody is said by saying nothing: one meaning, one message."""
+    """Everybody is said by saying nothing: one agreed, one message."""
     said = msgspec.msgpack.decode(wire.encode(World().announcement(drawn=0.5)))
     parse_announcement(msgspec.msgpack.encode(said))
     with pytest.raises(ProblemError) as refused:

@@ -113,7 +113,7 @@ def test_the_device_of_the_page(tmp_path: Path, call: Call, monkeypatch: pytest.
         until(lambda: system.world.shuffler.status(system.world.task).state == "finished")
         with pytest.raises(RunOverError, match=r"The run is over: batch 0 was its last, .* spent nothing"):
             late.participate(timeout=PATIENCE)
-        assert late._ledger.releases == []
+        assert late.ledger.releases == []
         late.close()
 
 

@@ -18,7 +18,7 @@ from shufflerl.noise import NoiseSum
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ServersNoise
-from tests.support.network_world import EPISODE, QUERY, World, meaning_of, pretend_to_seal, terms
+from tests.support.network_world import EPISODE, QUERY, World, agreement_of, pretend_to_seal, terms
 
 Mode = Literal["users", "servers"]
 BUDGET = Budget(1.0, 1e-5)
@@ -37,7 +37,7 @@ def world(mode: Mode, transport: Transport = Transport.tags) -> World:
     laws: NoiseSum | None = LAWS if mode == "servers" else None
     made = World(users=USERS, noise_mean=NEEDED, transport=transport, servers=laws)
     made.announce()
-    terms().check(meaning_of(made))
+    terms().check(agreement_of(made))
     return made
 
 
@@ -45,7 +45,7 @@ def counted(there: World, reports: list[Report]) -> Any:
     """What the coordinator opens, counted, if it looks at groups."""
     assert all(outcome.problem is None for outcome in there.upload(*reports))
     assert there.shuffler.advance()
-    groups, counts = meaning_of(there).source.groups, np.zeros(QUERY.size, dtype=np.int64)
+    groups, counts = agreement_of(there).source.groups, np.zeros(QUERY.size, dtype=np.int64)
     for group, tags in wire.sections(there.collect()):
         read = there.tags(wire.SECTION.pack(group, len(tags) // wire.SEALED_TAG_BYTES) + bytes(tags))
         np.add.at(counts, [tag for tag in read if tag in groups[group]], 1)
@@ -58,7 +58,7 @@ def test_length(mode: Mode, transport: Transport) -> None:
     """Whoever drops reports by their length finds only one."""
     there = world(mode, transport)
     reports = [there.report() for _ in range(30)]
-    assert {len(report.envelope) for report in reports} == {meaning_of(there).envelope_bytes}
+    assert {len(report.envelope) for report in reports} == {agreement_of(there).envelope_bytes}
     assert len({len(wire.encode(Upload(batch=0, attempt=0, reports=[report]))) for report in reports}) == 1
 
 
@@ -97,7 +97,7 @@ def test_n_minus_one(mode: Mode) -> None:
     noise = counted(there, [there.report(), *false]) - USERS * TRUE
     if mode == "users":
         assert noise.sum() < 0.3 * QUERY.size * NEEDED  # a part in eight; so many with probability 1e-60
-        law = privacy_loss(meaning_of(there).source.noise(1), QUERY.changed_counters)
+        law = privacy_loss(agreement_of(there).source.noise(1), QUERY.changed_counters)
         assert law.delta(BUDGET.epsilon) > 1e-3
     else:
         dummies = LAWS.parts[0]
@@ -115,17 +115,17 @@ def test_shouting(mode: Mode) -> None:
     others = [there.report() for _ in range(USERS - 1)]
     moved = counted(there, [seal_report(checked, lie, there.mint()), *others])[tag] - (USERS - 1) * TRUE[tag]
     most = {"users": checked.agreement.max_messages, "servers": 1}[mode]
-    noise = {"users": 2 * NEEDED, "servers": meaning_of(there).source.count_range[1] - USERS}[mode]
+    noise = {"users": 2 * NEEDED, "servers": agreement_of(there).source.count_range[1] - USERS}[mode]
     assert most * (mode == "users") <= moved <= most + noise
 
 
 @pytest.mark.parametrize("mode", ["users", "servers"])
 def test_users_without_noise(mode: Mode) -> None:
     """What a node has if all others leave their noise out."""
-    meaning = meaning_of(world(mode))
-    tags = len(randomize_episode(meaning, EPISODE))
+    agreed = agreement_of(world(mode))
+    tags = len(randomize_episode(agreed, EPISODE))
     assert (tags > QUERY.touched_counters) == (mode == "users")
-    alone, together = (terms(honest_fraction=honest).charge(meaning) for honest in (1 / USERS, 1.0))
+    alone, together = (terms(honest_fraction=honest).charge(agreed) for honest in (1 / USERS, 1.0))
     assert (alone == together) == (mode == "servers")
     spent = privacy_loss(alone.noise, alone.changed).epsilon(BUDGET.delta)
     assert (spent <= BUDGET.epsilon) == (mode == "servers")

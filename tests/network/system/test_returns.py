@@ -46,7 +46,7 @@ def announced(mixture: Mixture, problem: Any = PROBLEM, points: tuple[float, ...
     return agreement.announce(batch, PoissonNoise(4.0), problem=problem, **named)
 
 
-def meaning(family: Network | Table = LINEAR, policies: Any = None, **options: Any) -> Agreement:
+def parsed(family: Network | Table = LINEAR, policies: Any = None, **options: Any) -> Agreement:
     given = np.ones((2, *family.shape)) if policies is None else np.asarray(policies)
     mixture = Mixture(given, np.full(len(given), 1 / len(given)), family)
     return parse_announcement(wire.encode(announced(mixture, **options)))
@@ -164,7 +164,7 @@ class Game(gymnasium.Env[Any, Any]):
 def test_whatever_an_episode_is_a_node_reports_one_tag(
     pays: Any, point: int, told: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agreed = meaning()
+    agreed = parsed()
     key = crypto.new_box_key()
     agreed = parse_announcement(wire.encode(altered(agreed.announcement, tag_key=key.public_key().public_bytes_raw())))
     episode = play(Game(pays), agreed)
@@ -177,7 +177,7 @@ def test_whatever_an_episode_is_a_node_reports_one_tag(
 
 def test_a_return_between_two_points_keeps_its_mean() -> None:
     """Of 600 returns of 3 three in ten are the second point; seven deviations, probability 3e-12."""
-    agreed, game = meaning(), Game(3.0)
+    agreed, game = parsed(), Game(3.0)
     points = np.concatenate([play(game, agreed).points for _ in range(600)])
     assert set(points) == {0, 1}
     assert abs(points.sum() - 0.3 * 600) < 7 * np.sqrt(0.3 * 0.7 * 600)
@@ -190,7 +190,7 @@ def test_any_box_or_number_is_played_as_the_policy_says(seen: Any, acts: Any) ->
     family = Network(3, 2, head=head)
     policy = np.zeros((1, family.size))
     policy[0, -1] = 50.0
-    agreed, game = meaning(family, policy, problem=ReturnProblem(3, 2, 5, 100, head=head)), Game(10.0, seen, acts)
+    agreed, game = parsed(family, policy, problem=ReturnProblem(3, 2, 5, 100, head=head)), Game(10.0, seen, acts)
     check_environment(game, agreed)
     assert play(game, agreed).points.tolist() == [1]
     (action,) = game.actions
@@ -210,13 +210,13 @@ def test_any_box_or_number_is_played_as_the_policy_says(seen: Any, acts: Any) ->
 )
 def test_an_environment_that_is_another_is_refused_before_anything_is_spent(seen: Any, acts: Any) -> None:
     with pytest.raises(UnacceptableError, match=r"(expected|Supported).*This node does not take part\."):
-        check_environment(Game(1.0, seen, acts), meaning())
+        check_environment(Game(1.0, seen, acts), parsed())
 
 
 def test_tables_are_compared_by_their_returns_too() -> None:
     """A search on states and actions deploys tables; what an episode returns is its reward bits added up."""
     mdp = riverswim(np.random.default_rng(0), n_states=3, horizon=4)
-    agreed = meaning(
+    agreed = parsed(
         Table(4, 3), np.ones((2, 4, 3), dtype=int), problem=mdp.problem(50), points=tuple(map(float, range(5)))
     )
     env = TabularEnv(mdp)
@@ -235,7 +235,7 @@ def test_sensing_step_by_step_is_sensing_at_once() -> None:
     family = Network(12, 4, head="score")
     mixture = Mixture([[1.0, 1.0, 0.5, 0.0]], [1.0], family)
     many = game.returns(mixture, np.zeros(20_000, dtype=int), np.random.default_rng(0))
-    agreed = meaning(
+    agreed = parsed(
         family, mixture.policies, problem=game.problem(100), points=tuple(map(float, range(game.horizon + 1)))
     )
     env = device_env("spectrum-sensing", n_channels=4)
@@ -292,6 +292,27 @@ class System:
         self.coordinator.close()
         self.coordinator = Coordinator(self.folder, self.run)
 
+    def learn_all(self) -> dict[str, Any]:
+        """A replay of the releases is the learner that was told them, after restarts too; what the page shows."""
+        try:
+            replayed = self.run.make_learner()
+            while self.coordinator.pending is not None:
+                self.learn()
+                self.restart()
+                replayed.next_batch()
+                replayed.observe(self.coordinator.records[-1].release)
+            replayed.next_batch()
+            assert self.coordinator.learner.save() == replayed.save()
+            assert self.coordinator.policy == replayed.deployed
+            told = learned(self.coordinator)
+            assert told == msgspec.json.decode(msgspec.json.encode(told))
+            certificate = self.coordinator.certificate()
+            assert certificate.changed_counters == 2
+            assert self.coordinator.ledger.spent <= certificate.epsilon <= 8.0
+        finally:
+            self.coordinator.close()
+        return told
+
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("noise", ["users", "servers"])
@@ -299,29 +320,11 @@ class System:
 def test_a_run_learns_from_returns_by_every_way(
     tmp_path: Path, noise: Any, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay of the releases is the learner that was told them, after a restart too; and the page can show it."""
     pretend_to_seal(monkeypatch)
     problem = ReturnProblem(1, 1, horizon=3, episodes=600, low=0.0, high=20.0, head="box")
     parameters = {"first": 60, "family": "mlp", "hidden": 2} if transport == "sums" else {"first": 60}
     run = Run(problem, "policy-search", Budget(8.0, 1e-5), 7, parameters, transport=transport, noise=noise)
-    system = System(tmp_path, run)
-    try:
-        replayed = run.make_learner()
-        while system.coordinator.pending is not None:
-            system.learn()
-            system.restart()
-            replayed.next_batch()
-            replayed.observe(system.coordinator.records[-1].release)
-        replayed.next_batch()
-        assert system.coordinator.learner.save() == replayed.save()
-        assert system.coordinator.policy == replayed.deployed
-        told = learned(system.coordinator)
-        assert told == msgspec.json.decode(msgspec.json.encode(told))
-        certificate = system.coordinator.certificate()
-        assert certificate.changed_counters == 2
-        assert system.coordinator.ledger.spent <= certificate.epsilon <= 8.0
-    finally:
-        system.coordinator.close()
+    told = System(tmp_path, run).learn_all()
     assert told["batches"] >= 2
     assert (told["returns"], told["log2_all_policies"], told["changed_actions"]) == (True, None, None)
     assert told["policy"]["family"] == ("mlp" if transport == "sums" else "linear")

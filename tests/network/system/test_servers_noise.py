@@ -41,9 +41,9 @@ from tests.support.network_world import (
     QUERY,
     Crash,
     World,
+    agreement_of,
     crash_at,
     dying,
-    meaning_of,
     new_identity,
     pretend_to_seal,
     terms,
@@ -86,9 +86,9 @@ def read(world: World, released: bytes | None = None) -> dict[int, list[int]]:
 @pytest.mark.parametrize("laws", [SMALL, LAWS, NoiseSum((PoissonNoise(40.0), PoissonNoise(40.0)))])
 def test_a_report_is_one_tag_per_group_and_no_noise(laws: NoiseSum) -> None:
     there = world(laws=laws)
-    meaning = meaning_of(there)
-    assert randomize_episode(meaning, EPISODE).tolist() == QUERY.tags(EPISODE)[0].tolist()
-    assert meaning.max_messages == QUERY.touched_counters == 3
+    agreed = agreement_of(there)
+    assert randomize_episode(agreed, EPISODE).tolist() == QUERY.tags(EPISODE)[0].tolist()
+    assert agreed.max_messages == QUERY.touched_counters == 3
     assert len({len(there.report().envelope) for _ in range(20)}) == 1
 
 
@@ -117,7 +117,7 @@ def test_a_release_has_every_group_by_itself_with_its_dummies() -> None:
     found = read(there)
     assert sorted(found) == [0, 1, 2]
     true = QUERY.tags(EPISODE)[0]
-    for group, counters in enumerate(meaning_of(there).source.groups):
+    for group, counters in enumerate(agreement_of(there).source.groups):
         assert set(found[group]) <= set(counters)
         counts = np.bincount(found[group], minlength=QUERY.size)
         assert counts[true[group]] >= 4
@@ -165,7 +165,7 @@ def test_dummies_are_drawn_once_whoever_dies_when(monkeypatch: pytest.MonkeyPatc
     """Killed after every slice in turn: what was stored stands, and is what is released."""
     monkeypatch.setattr(dummies, "SLICE", 6)
     there = world()
-    pieces = len(dummies.slices(meaning_of(there)))
+    pieces = len(dummies.slices(agreement_of(there)))
     assert pieces == 12
     stored: dict[str, bytes] = {}
     for _ in range(pieces):
@@ -254,7 +254,7 @@ def test_a_large_batch_with_dummies_is_mixed_in_slices(monkeypatch: pytest.Monke
     there.upload(*(there.report() for _ in range(5)))
     there.shuffler.seal_dummies()
     id, keep = there_id(there), there.store.keep
-    pieces = [there.store.kept(id, dummies.name(number)) for number in range(len(dummies.slices(meaning_of(there))))]
+    pieces = [there.store.kept(id, dummies.name(number)) for number in range(len(dummies.slices(agreement_of(there))))]
     ours = sum(len(piece or b"") for piece in pieces) // 52
     for deaths in range(1, 40, 3):
         with monkeypatch.context() as patch:
@@ -267,7 +267,7 @@ def test_a_large_batch_with_dummies_is_mixed_in_slices(monkeypatch: pytest.Monke
     assert there.shuffler.advance()
     found = read(there)
     assert sum(map(len, found.values())) == ours + 15
-    assert all(set(tags) <= set(meaning_of(there).source.groups[group]) for group, tags in found.items())
+    assert all(set(tags) <= set(agreement_of(there).source.groups[group]) for group, tags in found.items())
 
 
 @pytest.mark.slow(1)
@@ -314,7 +314,7 @@ class System:
         self.coordinator = Coordinator(self.folder, self.run)
 
     @property
-    def meaning(self) -> Agreement:
+    def agreed(self) -> Agreement:
         assert self.coordinator.pending is not None
         return parse_announcement(self.coordinator.pending[2].payload)
 
@@ -326,16 +326,16 @@ class System:
         """Users fill the batch, the first of them liars; what all others did."""
         assert self.coordinator.pending is not None
         self.shuffler.announce(self.coordinator.pending[2])
-        meaning = self.meaning
-        number, attempt = meaning.announcement.batch, meaning.announcement.attempt
+        agreed = self.agreed
+        number, attempt = agreed.announcement.batch, agreed.announcement.attempt
         opening = wire.decode(Opening, self.shuffler.current(self.coordinator.task).opening.payload)
-        checked, true = Checked(meaning, opening.envelope_key), np.zeros(meaning.query.size, dtype=np.int64)
-        for user in range(meaning.batch.users):
+        checked, true = Checked(agreed, opening.envelope_key), np.zeros(agreed.query.size, dtype=np.int64)
+        for user in range(agreed.batch.users):
             token = crypto.mint(self.enrolment)
             if user < len(liars):
                 report = liars[user](checked, token)
             else:
-                tags = randomize_episode(meaning, play(ENV, meaning))
+                tags = randomize_episode(agreed, play(ENV, agreed))
                 np.add.at(true, tags, 1)
                 report = seal_report(checked, tags, token)
             (outcome,) = self.shuffler.upload(self.coordinator.task, [(number, attempt, report)])
@@ -346,16 +346,16 @@ class System:
         """Have the shuffler release the batch, and keep its own books."""
         assert self.coordinator.pending is not None
         number, attempt, _ = self.coordinator.pending
-        meaning, id = self.meaning, BatchId(self.coordinator.task, number, attempt)
+        agreed, id = self.agreed, BatchId(self.coordinator.task, number, attempt)
         self.shuffler.seal_dummies()
         private = crypto.box_key(self.coordinator._asked()[2])
-        self.dummies = np.zeros(meaning.query.size, dtype=np.int64)
-        for piece in range(len(dummies.slices(meaning))):
+        self.dummies = np.zeros(agreed.query.size, dtype=np.int64)
+        for piece in range(len(dummies.slices(agreed))):
             sealed = self.store.kept(id, dummies.name(piece)) or b""
             for at in range(0, len(sealed), 52):
-                self.dummies[int.from_bytes(crypto.unseal(private, meaning.tag_info, sealed[at : at + 52]))] += 1
+                self.dummies[int.from_bytes(crypto.unseal(private, agreed.tag_info, sealed[at : at + 52]))] += 1
         assert self.shuffler.advance()
-        if meaning.transport == wire.Transport.sums:
+        if agreed.transport == wire.Transport.sums:
             self.coordinator.open_seeds([self.shuffler.seeds(self.coordinator.command(number, attempt, Action.seeds))])
             assert self.coordinator.exclusion is not None
             self.shuffler.exclude(self.coordinator.exclusion)
@@ -393,7 +393,7 @@ def test_a_learner_is_given_true_counts_with_the_noise_of_both(
     seen: list[Release] = []
     expected: list[Any] = []
     while system.coordinator.pending is not None:
-        true, own, meaning = system.fill(), system.own(), system.meaning
+        true, own, agreed = system.fill(), system.own(), system.agreed
         chunks = system.release()
         observe = system.coordinator.learner.observe
 
@@ -403,11 +403,11 @@ def test_a_learner_is_given_true_counts_with_the_noise_of_both(
 
         monkeypatch.setattr(system.coordinator.learner, "observe", watched)
         system.coordinator.absorb(chunks)
-        law = ServersNoise(RUN.budget).noise(meaning.query)
+        law = ServersNoise(RUN.budget).noise(agreed.query)
         expected.append((true + system.dummies + own - law.mean).tolist())
         assert seen[-1].noise == law
         assert seen[-1].added_variance == pytest.approx(law.variance)
-        assert seen[-1].variance_range == ServersNoise(RUN.budget).variance_range(meaning.query)
+        assert seen[-1].variance_range == ServersNoise(RUN.budget).variance_range(agreed.query)
         system.restart()
     assert [release.values.tolist() for release in seen] == expected
     records = system.coordinator.records
@@ -425,7 +425,7 @@ def test_a_learner_is_given_true_counts_with_the_noise_of_both(
 def test_the_coordinators_noise_is_drawn_once_whoever_dies_when(
     system: System, label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true, own, meaning = system.fill(), system.own(), system.meaning
+    true, own, agreed = system.fill(), system.own(), system.agreed
     chunks = system.release()
     with crash_at(label, monkeypatch):
         system.coordinator.absorb(chunks)
@@ -434,7 +434,7 @@ def test_the_coordinators_noise_is_drawn_once_whoever_dies_when(
         assert system.own().tolist() == own.tolist()
         system.coordinator.absorb(chunks)
     (record,) = system.coordinator.records
-    mean = meaning.source.noise(1).mean
+    mean = agreed.source.noise(1).mean
     assert record.values.tolist() == (true + system.dummies + own - mean).tolist()
     left = system.coordinator._db.execute("SELECT own FROM batches WHERE noisy IS NOT NULL").fetchall()
     assert left == [(None,)]
@@ -508,38 +508,38 @@ def test_liars_move_no_counter_by_more_than_their_number(
 ) -> None:
     """And what is not of its group, or cannot be opened, is left out and counted."""
     system = System(tmp_path, dataclasses.replace(RUN, learner_parameters={"first": 4}))
-    meaning = system.meaning
+    agreed = system.agreed
     true, own = system.fill(*lies), system.own()
     system.coordinator.absorb(system.release())
     (record,) = system.coordinator.records
-    moved = record.values + meaning.source.noise(1).mean - true - system.dummies - own
+    moved = record.values + agreed.source.noise(1).mean - true - system.dummies - own
     assert (moved >= 0).all()
     assert moved.max() <= len(lies)
-    groups = np.add.reduceat(moved, meaning.query.group_starts)
+    groups = np.add.reduceat(moved, agreed.query.group_starts)
     assert (groups <= len(lies)).all()
-    assert groups.sum() == len(lies) * meaning.query.touched_counters - record.invalid
-    assert record.messages == true.sum() + len(lies) * meaning.query.touched_counters + system.dummies.sum()
+    assert groups.sum() == len(lies) * agreed.query.touched_counters - record.invalid
+    assert record.messages == true.sum() + len(lies) * agreed.query.touched_counters + system.dummies.sum()
 
 
 @pytest.mark.parametrize("sections", [1, 100])
 def test_a_tag_that_is_handed_over_twice_counts_once(tmp_path: Path, sections: int) -> None:
     """A shuffler that repeated one user's tag a thousand times would read it through any noise; also chunk by chunk."""
     system = System(tmp_path)
-    meaning = system.meaning
+    agreed = system.agreed
     true, own = system.fill(), system.own()
     chunks = system.release()
     copied = next(bytes(tags[:52]) for group, tags in wire.sections(b"".join(chunks)) if group == 0)
     again = wire.SECTION.pack(0, 100 // sections) + 100 // sections * copied
     system.coordinator.absorb([*chunks, *sections * [again]])
     (record,) = system.coordinator.records
-    assert record.values.tolist() == (true + system.dummies + own - meaning.source.noise(1).mean).tolist()
+    assert record.values.tolist() == (true + system.dummies + own - agreed.source.noise(1).mean).tolist()
     assert record.invalid == 100
 
 
 def test_a_release_without_some_tags_is_refused(tmp_path: Path) -> None:
     system = System(tmp_path)
     system.fill()
-    users = system.meaning.batch.users
+    users = system.agreed.batch.users
     short = [
         wire.SECTION.pack(group, min(len(tags) // 52, users - 1)) + bytes(tags[: 52 * (users - 1)])
         for group, tags in wire.sections(b"".join(system.release()))
@@ -564,8 +564,8 @@ def test_whether_a_sum_is_impossible_is_told_from_noisy_counts_alone(
 
             patch.setattr(coordinator, "noise_counts", fixed)
             system = System(tmp_path / str(own), dataclasses.replace(RUN, transport="sums"))
-            meaning = system.meaning
-            _, high = meaning.source.count_range
+            agreed = system.agreed
+            _, high = agreed.source.count_range
             seed = bytes(32)
 
             def lifted(checked: Checked, token: bytes, high: int = high, seed: bytes = seed) -> Report:
@@ -600,8 +600,8 @@ def test_a_node_computes_what_either_server_protects_from() -> None:
     assert isinstance(dummies, TruncatedLaplace)
     assert isinstance(own, DiscreteLaplace)
     for honest in (1.0, 0.2):
-        terms(honest_fraction=honest).check(meaning_of(World(servers=LAWS)))
-    charged = terms(honest_fraction=0.1).charge(meaning_of(World(servers=LAWS)))
+        terms(honest_fraction=honest).check(agreement_of(World(servers=LAWS)))
+    charged = terms(honest_fraction=0.1).charge(agreement_of(World(servers=LAWS)))
     assert charged.noise == dummies
     little = [
         NoiseSum((dummies, DiscreteLaplace(0.9 * own.scale))),
@@ -610,19 +610,19 @@ def test_a_node_computes_what_either_server_protects_from() -> None:
     ]
     for laws in little:
         with pytest.raises(UnacceptableError, match=r"by the shuffler and .* by the coordinator"):
-            terms().check(meaning_of(World(servers=laws)))
-        charge = terms().charge(meaning_of(World(servers=laws)))
+            terms().check(agreement_of(World(servers=laws)))
+        charge = terms().charge(agreement_of(World(servers=laws)))
         assert privacy_loss(charge.noise, charge.changed).delta(1.0) > 1e-5
 
 
 @pytest.mark.parametrize("mode", ["users", "servers"])
 def test_a_node_says_whose_noise_it_accepts(mode: Literal["users", "servers"]) -> None:
-    meaning = meaning_of(World(servers=LAWS)) if mode == "servers" else meaning_of(World(), noise_mean=1e3)
+    agreed = agreement_of(World(servers=LAWS)) if mode == "servers" else agreement_of(World(), noise_mean=1e3)
     other: Literal["users", "servers"] = "users" if mode == "servers" else "servers"
     for accepted in ("either", mode):
-        terms(noise=accepted).check(meaning)
+        terms(noise=accepted).check(agreed)
     with pytest.raises(UnacceptableError, match=f"noise by {mode}; this node was told to accept noise by {other}"):
-        terms(noise=other).check(meaning)
+        terms(noise=other).check(agreed)
     with pytest.raises(InvalidInputError, match="noise"):
         terms(noise="nobody")
 

@@ -22,7 +22,6 @@ from shufflerl.mdp import Mixture
 from shufflerl.network import demo
 from shufflerl.network.config import CoordinatorConfig
 from shufflerl.network.coordinator.coordinator import Run
-from shufflerl.network.coordinator.dashboard import learned
 from shufflerl.network.demo import policy_text
 from shufflerl.network.node.reporting import Checked, check_environment, make_report, play
 from shufflerl.network.protocol import agreement, crypto, wire
@@ -50,14 +49,14 @@ def announced(mixture: Mixture = MIXTURE, problem: Any = PROBLEM) -> wire.Announ
     return agreement.announce(Batch(3, 50, mixture, query), PoissonNoise(4.0), problem=problem, **named)
 
 
-def meaning(mixture: Mixture = MIXTURE, problem: Any = PROBLEM) -> Agreement:
+def parsed(mixture: Mixture = MIXTURE, problem: Any = PROBLEM) -> Agreement:
     return parse_announcement(wire.encode(announced(mixture, problem)))
 
 
 def test_what_is_announced_is_what_is_asked() -> None:
     """Of a problem of one step, and of one of states and actions whose episodes are as long."""
     for problem in (PROBLEM, unsteered_mdp(0, horizon=5).problem(100)):
-        agreed = meaning(problem=problem)
+        agreed = parsed(problem=problem)
         assert agreed.announcement.query == wire.Steps(horizon=5, states=3, actions=2)
         assert agreed.batch.mixture == MIXTURE
         assert agreed.query == CountQuery.everything(PROBLEM)
@@ -128,7 +127,7 @@ def drawn(env: Any, agreed: Agreement, times: int) -> Any:
 @pytest.mark.parametrize("step", range(5))
 def test_every_step_is_told_as_often(step: int) -> None:
     """The one step in state 0 is told by a fifth of all nodes; fails by chance with probability 1e-6."""
-    env, agreed = Slots([0 if h == step else 1 for h in range(5)], 0.0), meaning()
+    env, agreed = Slots([0 if h == step else 1 for h in range(5)], 0.0), parsed()
     told = int((drawn(env, agreed, 500) < 4).sum())
     assert stats.binomtest(told, 500, 0.2).pvalue > 2e-7
 
@@ -152,13 +151,13 @@ class Reusing(Slots):
 @pytest.mark.parametrize("later", [1, 7, -1, 10**9])
 def test_an_environment_may_change_its_observation_in_place(later: int) -> None:
     """What was seen when the action was taken is told, and a node never falls silent for what comes next."""
-    agreed = meaning(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
+    agreed = parsed(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
     assert set(drawn(Reusing(0, later), agreed, 100)) == {2, 4 if later == 1 else 10}
 
 
 def test_the_whole_episode_is_played_and_any_step_of_it_told() -> None:
     """Steps are told equally often: chi-square, fails by chance with probability 1e-4."""
-    env, agreed = Slots([0, 1, 2, 1, 2], 1.0), meaning(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
+    env, agreed = Slots([0, 1, 2, 1, 2], 1.0), parsed(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
     tags = drawn(env, agreed, 1_000)
     assert env.actions == [1, 0, 1, 0, 1]
     counts = np.bincount(tags, minlength=12).reshape(3, 2, 2)
@@ -169,7 +168,7 @@ def test_the_whole_episode_is_played_and_any_step_of_it_told() -> None:
 
 def test_every_action_may_have_a_state_of_its_own() -> None:
     seen = spaces.MultiDiscrete([3, 3])
-    env, agreed = Slots([[0, 0], [2, 1], [1, 2]], 0.0, seen), meaning(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
+    env, agreed = Slots([[0, 0], [2, 1], [1, 2]], 0.0, seen), parsed(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
     check_environment(env, agreed)
     found = {agreed.query.counter(tag)[2:] for tag in drawn(env, agreed, 200)}  # type: ignore[attr-defined]
     # Scores 0 and 1, then .5 of action 0 in state 2 and 0 of action 1 in state 1, then 1 and .7.
@@ -195,7 +194,7 @@ def test_whatever_an_episode_is_a_node_reports_one_tag(
     env: Any, tags: set[int], told: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An episode that ended stays in the last state, unpaid: tags of state 0 or 2, action 1."""
-    agreed = meaning(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
+    agreed = parsed(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
     assert set(drawn(env, agreed, 60)) == tags
     assert (told is None and not caplog.records) or (told or "") in caplog.text
     report = make_report(
@@ -213,8 +212,8 @@ def test_whatever_an_episode_is_a_node_reports_one_tag(
 )
 def test_an_environment_of_other_states_is_refused(seen: Any) -> None:
     with pytest.raises(UnacceptableError, match=r"is for 3 states and 2 actions.*This node does not take part\."):
-        check_environment(Slots([0], 1.0, seen), meaning())
-    check_environment(Slots([0], 1.0, spaces.Discrete(2)), meaning())  # it may end early
+        check_environment(Slots([0], 1.0, seen), parsed())
+    check_environment(Slots([0], 1.0, spaces.Discrete(2)), parsed())  # it may end early
 
 
 def test_devices_play_as_the_simulation_does() -> None:
@@ -224,7 +223,7 @@ def test_devices_play_as_the_simulation_does() -> None:
     mixture = Mixture([[[0.3, 0.2, 0.1], [0.8, 0.9, 0.6]]], [1.0], made.family)
     problem = made.problem(100)
     many = StepPopulation(made, 0).play(Batch(0, 60_000, mixture, CountQuery.everything(problem))).values
-    agreed, env = meaning(mixture, problem), device_env("spectrum-tiles", n_channels=3, tiles=2)
+    agreed, env = parsed(mixture, problem), device_env("spectrum-tiles", n_channels=3, tiles=2)
     env.reset(seed=1)
     check_environment(env, agreed)
     few = np.bincount(drawn(env, agreed, 1_500), minlength=len(many))
@@ -235,7 +234,7 @@ def test_devices_play_as_the_simulation_does() -> None:
 
 def test_a_table_of_states_is_played_too() -> None:
     mdp = unsteered_mdp(1, horizon=5)
-    agreed = meaning(problem=mdp.problem(100))
+    agreed = parsed(problem=mdp.problem(100))
     env = TabularEnv(mdp)
     check_environment(env, agreed)
     assert set(drawn(env, agreed, 100)) <= set(range(12))
@@ -247,28 +246,11 @@ def test_a_table_of_states_is_played_too() -> None:
 def test_a_run_learns_from_steps_by_every_way(
     tmp_path: Path, noise: Any, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay of the releases is the learner that was told them, after a restart too; and the page can show it."""
     pretend_to_seal(monkeypatch)
     problem = envs.make("spectrum-tiles", n_channels=2, tiles=2).problem(240)
     assert isinstance(problem, StepProblem)
     run = Run(problem, "contextual-bandit", Budget(8.0, 1e-5), 7, {"first": 60}, transport=transport, noise=noise)
-    system = System(tmp_path, run, device_env("spectrum-tiles", n_channels=2, tiles=2))
-    try:
-        replayed = run.make_learner()
-        while system.coordinator.pending is not None:
-            system.learn()
-            system.restart()
-            replayed.next_batch()
-            replayed.observe(system.coordinator.records[-1].release)
-        assert system.coordinator.learner.save() == replayed.save()
-        assert system.coordinator.policy == replayed.deployed
-        told = learned(system.coordinator)
-        assert told == msgspec.json.decode(msgspec.json.encode(told))
-        certificate = system.coordinator.certificate()
-        assert certificate.changed_counters == 2
-        assert system.coordinator.ledger.spent <= certificate.epsilon <= 8.0
-    finally:
-        system.coordinator.close()
+    told = System(tmp_path, run, device_env("spectrum-tiles", n_channels=2, tiles=2)).learn_all()
     assert told["batches"] >= 2
     assert told["policy"]["family"] == "scores"
     assert [len(row["cells"]) for row in told["policy"]["rows"]] == [2, 2]

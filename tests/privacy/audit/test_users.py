@@ -25,7 +25,7 @@ from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, paper_noise
 from shufflerl.privacy.audit import MIN_SAMPLES, USERS, AuditReport, InMemory, audit, auditing
 from shufflerl.privacy.audit.bench import Bench, Played
-from shufflerl.privacy.audit.seats import Seat
+from shufflerl.privacy.audit.observers import Observer
 from shufflerl.privacy.audit.statistics import refutable_epsilon, visible_shortfall
 from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.protocol import Protocol
@@ -455,16 +455,16 @@ def played() -> Played:
 def test_an_observer_errs_as_rarely_as_can_be_on_either_batch(played: Played) -> None:
     """Which of two neighbours it was, from noise of this spread: halfway between them both errors are equally rare."""
     changed = played.bench.changed
-    seat = Seat(played, "")
-    least = stats.norm.sf(changed / 2 / math.sqrt(changed * seat.law.variance))
-    assert np.array(seat.error_rates(0.0)) / 400 == pytest.approx(least, abs=0.1)
+    observer = Observer(played, "")
+    least = stats.norm.sf(changed / 2 / math.sqrt(changed * observer.law.variance))
+    assert np.array(observer.error_rates(0.0)) / 400 == pytest.approx(least, abs=0.1)
 
 
 def test_a_report_that_comes_twice_is_as_improbable_as_that(played: Played) -> None:
     """Two of one trajectory are the same if their noise is on every counter; one of three tests finds it."""
-    noise = stats.poisson(Seat(played, "").law.variance / USERS).pmf(np.arange(200))
+    noise = stats.poisson(Observer(played, "").law.variance / USERS).pmf(np.arange(200))
     same, pairs = (noise @ noise) ** played.bench.query.size, 2 * math.comb(400, 2)
-    finding = Seat(dataclasses.replace(played, repeated=True), "").tests(CHEAP, 1e-3)[1][-1]
+    finding = Observer(dataclasses.replace(played, repeated=True), "").tests(CHEAP, 1e-3)[1][-1]
     assert finding.name == "freshness"
     assert finding.p_value == pytest.approx(3 * pairs * same, rel=0.01, abs=0)
     assert not finding.passed

@@ -5,7 +5,7 @@ Lines with constants to choose have the same number of candidates; which one is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 DELTA = 1e-5
@@ -69,16 +69,7 @@ OPTIMISTIC = Line(
     dashes="-",
     marker="D",
 )
-OPTIMISTIC_FREE = Line(
-    name="optimistic, no privacy",
-    learner="optimistic",
-    privatizer="none",
-    candidates=_NOTHING,
-    theory=None,
-    colour="#CC79A7",
-    dashes="--",
-    marker="D",
-)
+OPTIMISTIC_FREE = replace(OPTIMISTIC, name="optimistic, no privacy", privatizer="none", dashes="--")
 SDP_PE = Line(
     name="SDP-PE",
     learner="sdp-pe",
@@ -89,16 +80,7 @@ SDP_PE = Line(
     dashes="-",
     marker="o",
 )
-PE = Line(
-    name="PE",
-    learner="sdp-pe",
-    privatizer="none",
-    candidates=_STAGES,
-    theory=_PAPER,
-    colour="#56B4E9",
-    dashes="--",
-    marker="o",
-)
+PE = replace(SDP_PE, name="PE", privatizer="none", colour="#56B4E9", dashes="--")
 UCBVI = Line(
     name="UCBVI",
     learner="ucbvi",
@@ -109,35 +91,10 @@ UCBVI = Line(
     dashes="--",
     marker="s",
 )
-UCBVI_JDP = Line(
-    name="UCBVI-JDP",
-    learner="ucbvi",
-    privatizer="central",
-    candidates=_SCALES,
-    theory=_UNSCALED,
-    colour="#009E73",
-    dashes="-",
-    marker="s",
+UCBVI_JDP = replace(UCBVI, name="UCBVI-JDP", privatizer="central", colour="#009E73", dashes="-")
+UCBVI_RARELY = replace(
+    UCBVI_JDP, name="UCBVI-JDP, planning rarely", candidates=_PLANS, theory=None, dashes=":", marker="v"
 )
-UCBVI_RARELY = Line(
-    name="UCBVI-JDP, planning rarely",
-    learner="ucbvi",
-    privatizer="central",
-    candidates=_PLANS,
-    theory=None,
-    colour="#009E73",
-    dashes=":",
-    marker="v",
-)
-UCBVI_LDP = Line(
-    name="UCBVI-LDP",
-    learner="ucbvi",
-    privatizer="local",
-    candidates=_SCALES,
-    theory=_UNSCALED,
-    colour="#D55E00",
-    dashes="-.",
-    marker="^",
-)
+UCBVI_LDP = replace(UCBVI, name="UCBVI-LDP", privatizer="local", colour="#D55E00", dashes="-.", marker="^")
 
 LINES = (OPTIMISTIC, SDP_PE, UCBVI_JDP, UCBVI_RARELY, UCBVI_LDP, OPTIMISTIC_FREE, PE, UCBVI)

@@ -113,10 +113,10 @@ def _true_epsilon(noise: Noise, horizon: int) -> float:
     return privacy_loss(noise, _changed(horizon)).epsilon(DELTA)
 
 
-def private(promised: Sequence[float], true: Sequence[float]) -> Outcome:
-    """Claim: what noise truly costs is at most what was promised."""
-    held = all(cost <= epsilon for epsilon, cost in zip(promised, true, strict=True))
-    pairs = (f"ε = {epsilon:g}: true ε {at_most(cost, 2)}" for epsilon, cost in zip(promised, true, strict=True))
+def private(stated: Sequence[float], true: Sequence[float]) -> Outcome:
+    """Claim: what noise truly costs is at most what was stated."""
+    held = all(cost <= epsilon for epsilon, cost in zip(stated, true, strict=True))
+    pairs = (f"ε = {epsilon:g}: true ε {at_most(cost, 2)}" for epsilon, cost in zip(stated, true, strict=True))
     return Outcome(Verdict.HOLDS if held else Verdict.NOT_HERE, "; ".join(pairs))
 
 

@@ -47,6 +47,11 @@ class Optimistic(Learner):
         self.noise_variance = 0.0  # its variance on a counter if every counter is asked
         self.variances: FloatArray = np.zeros(1)  # the same if users touch one counter, two, up to all
 
+    @classmethod
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
+        """See `Learner`."""
+        return {"first": min_users} if users is None else {"first": min_users, "batches": 10}
+
     @property
     def max_batches(self) -> int:
         """As many as were asked for, or else those without noise."""
@@ -103,9 +108,9 @@ class Optimistic(Learner):
             value += weight * float(start @ mean)
             error += weight * _SHOWN * math.sqrt(float(start @ variance))  # as if all erred together
         when = "now" if self.waits else "last"
-        meaning = f"of the policies played {when}, give or take {_SHOWN:g} standard errors by the learner's own model"
+        text = f"of the policies played {when}, give or take {_SHOWN:g} standard errors by the learner's own model"
         return View(
-            Estimate.within(self.problem.horizon, value=value, low=value - error, high=value + error, meaning=meaning)
+            Estimate.within(self.problem.horizon, value=value, low=value - error, high=value + error, description=text)
         )
 
     def _state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -125,6 +125,11 @@ class PolicySearch(Learner):
         if math.isfinite(self.low):
             self._begin(self.low, self.high)
 
+    @classmethod
+    def batch_parameters(cls, min_users: int, users: int | None = None) -> dict[str, Any]:
+        """See `Learner`."""
+        return {"first": min_users}
+
     def _search_anew(self) -> None:
         """Forget all but what a check has chosen."""
         progress, size = self.progress, self.network.size

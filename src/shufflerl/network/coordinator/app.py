@@ -27,7 +27,7 @@ from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Action, BatchStatus, ProblemError, Reason, Signed, State, Transport
 from shufflerl.network.web import contact, http, openapi
 from shufflerl.network.web.owner import Owner
-from shufflerl.network.web.watching import Watching
+from shufflerl.network.web.watching import LivePage
 from shufflerl.policies import describe
 
 #: Seconds after which a failed request is tried again, at first and at most.
@@ -50,7 +50,7 @@ class CoordinatorServer:
         self._open_at: float | None = None  # when the pending batch was last seen to be open
         self._seal_to_release: float | None = None  # of the last batch, at most
         self._release_to_learned: float | None = None
-        self._watching = Watching("coordinator.html", self._look)
+        self._watching = LivePage("coordinator.html", self._look)
         self._status = self._owner.submit(self._summary).result()
         self._learned = self._owner.submit(learned, self._coordinator).result()
 
@@ -191,7 +191,7 @@ class CoordinatorServer:
 
     def _summary(self) -> dict[str, Any]:
         run, pending = self._coordinator, self._coordinator.pending
-        meaning = None if pending is None else parse_announcement(pending[2].payload)
+        agreed = None if pending is None else parse_announcement(pending[2].payload)
         learner, (batches, messages, invalid) = run.learner, run.tally()
         return {
             "task": run.task.hex(),
@@ -203,9 +203,9 @@ class CoordinatorServer:
             "batch": None if pending is None else pending[0],
             "attempt": None if pending is None else pending[1],
             "noise": run.run.noise,
-            "drawn": None if meaning is None else meaning.drawn,
-            "transport": None if meaning is None else meaning.transport,
-            "transport_costs": None if meaning is None else costs.in_words(meaning.source),
+            "drawn": None if agreed is None else agreed.drawn,
+            "transport": None if agreed is None else agreed.transport,
+            "transport_costs": None if agreed is None else costs.in_words(agreed.source),
             "batches_learned": batches,
             "messages": messages,
             "invalid_messages": invalid,

@@ -217,13 +217,13 @@ class Coordinator:
         if batch is not None:
             self._announce(batch, 0)
 
-    def _variance_range(self, meaning: Agreement, counted: Batch) -> tuple[float, ...]:
+    def _variance_range(self, agreed: Agreement, counted: Batch) -> tuple[float, ...]:
         """The variance of noise if those who were counted had touched one counter alone, two, up to all of them."""
-        asked = meaning.batch
-        mechanism = self.run.mechanism(meaning.announcement.excludable / asked.users)
+        asked = agreed.batch
+        mechanism = self.run.mechanism(agreed.announcement.excludable / asked.users)
         variances = mechanism.variance_range(asked.query, asked.users)
         assert variances is not None  # its noise goes with the query
-        share = meaning.source.noise(counted.users).variance / meaning.source.noise(asked.users).variance
+        share = agreed.source.noise(counted.users).variance / agreed.source.noise(asked.users).variance
         return tuple(variance * share for variance in variances)
 
     def _announce(self, batch: Batch, attempt: int) -> None:
@@ -292,11 +292,11 @@ class Coordinator:
 
     def open_seeds(self, chunks: Iterable[bytes]) -> None:
         """Open the sealed seeds of the pending batch, and store them and which cannot be opened."""
-        number, meaning, key = self._asked()
-        opened = self._opener.seeds(key, meaning.seed_info, chunks)
-        if len(opened) != meaning.batch.users:
+        number, agreed, key = self._asked()
+        opened = self._opener.seeds(key, agreed.seed_info, chunks)
+        if len(opened) != agreed.batch.users:
             raise ContractError(
-                f"The shuffler hands over {len(opened)} seeds of batch {number}; expected {meaning.batch.users}. "
+                f"The shuffler hands over {len(opened)} seeds of batch {number}; expected {agreed.batch.users}. "
                 "Nothing is excluded, and nothing is summed."
             )
         excluded = [position for position, seed in enumerate(opened) if seed is None]
@@ -309,7 +309,7 @@ class Coordinator:
             faults.reached("seeds opened")
 
     def _asked(self) -> tuple[int, Agreement, bytes]:
-        """The pending batch's number, meaning and key."""
+        """The pending batch's number, agreement and key."""
         pending = self.pending
         if pending is None:
             raise ContractError("No batch is waiting for an answer; a release is learned from once.")
@@ -319,23 +319,23 @@ class Coordinator:
 
     def absorb(self, chunks: Iterable[bytes]) -> None:
         """Charge the ledger, then open the release of the pending batch, learn from it and announce the next."""
-        number, meaning, key = self._asked()
+        number, agreed, key = self._asked()
         excluded = self._excluded(number)
-        batch, noise = _counted(meaning, excluded)
-        self._charge(meaning, excluded)
+        batch, noise = _counted(agreed, excluded)
+        self._charge(agreed, excluded)
         faults.reached("open")
-        if meaning.transport == Transport.sums:
-            noisy, messages, invalid = self._unmasked(number, meaning, chunks), meaning.batch.users, excluded
+        if agreed.transport == Transport.sums:
+            noisy, messages, invalid = self._unmasked(number, agreed, chunks), agreed.batch.users, excluded
         else:
-            noisy, messages, invalid = self._opened(number, meaning, key, chunks)
-        values = meaning.source.values(noisy, batch.users)
+            noisy, messages, invalid = self._opened(number, agreed, key, chunks)
+        values = agreed.source.values(noisy, batch.users)
         try:
             with database.transaction(self._db):
                 waiting = self.learner.next_batch()
                 assert waiting is not None
                 released = replace(waiting, users=batch.users)
                 self.learner.observe(
-                    Release(released, values, noise, noise.variance, self._variance_range(meaning, batch))
+                    Release(released, values, noise, noise.variance, self._variance_range(agreed, batch))
                 )
                 self._plan(self.learner)
                 outcome = json.dumps(self._outcome(waiting.mixture))
@@ -371,19 +371,17 @@ class Coordinator:
         (positions,) = self._db.execute("SELECT excluded FROM batches WHERE number = ?", (number,)).fetchone()
         return 0 if positions is None else len(msgspec.msgpack.decode(positions))
 
-    def _own_noise(self, number: int, meaning: Agreement) -> IntArray:
+    def _own_noise(self, number: int, agreed: Agreement) -> IntArray:
         """What the coordinator itself adds to the counters of a batch."""
         (own,) = self._db.execute("SELECT own FROM batches WHERE number = ?", (number,)).fetchone()
-        return np.zeros(meaning.query.size, dtype=np.int64) if own is None else np.frombuffer(own, dtype="<i8")
+        return np.zeros(agreed.query.size, dtype=np.int64) if own is None else np.frombuffer(own, dtype="<i8")
 
-    def _opened(
-        self, number: int, meaning: Agreement, key: bytes, chunks: Iterable[bytes]
-    ) -> tuple[IntArray, int, int]:
+    def _opened(self, number: int, agreed: Agreement, key: bytes, chunks: Iterable[bytes]) -> tuple[IntArray, int, int]:
         """The counts of sealed tags with the coordinator's noise, how many tags there are, and how many are left out.
 
         Tags that fill up reports are neither.
         """
-        source = meaning.source
+        source = agreed.source
         tags: list[list[bytes]] = [[] for _ in source.groups]
         for group, some in (section for chunk in chunks for section in wire.sections(chunk)):
             if group >= len(tags):
@@ -396,18 +394,18 @@ class Coordinator:
                     f"The release of batch {number} has {found:,} messages in group {group}; {source.users:,} reports "
                     f"have {right:,}. Is this its shuffler? Nothing was learned."
                 )
-        counts, padding, invalid = self._opener.count_all(key, meaning.tag_info, source.groups, tags)
+        counts, padding, invalid = self._opener.count_all(key, agreed.tag_info, source.groups, tags)
         messages = int(counts.sum()) + invalid
         if source.padding is None:  # of a user who does not keep to the protocol
             messages, invalid = messages + padding, invalid + padding
-        return counts + self._own_noise(number, meaning), messages, invalid
+        return counts + self._own_noise(number, agreed), messages, invalid
 
-    def _unmasked(self, number: int, meaning: Agreement, chunks: Iterable[bytes]) -> IntArray:
+    def _unmasked(self, number: int, agreed: Agreement, chunks: Iterable[bytes]) -> IntArray:
         """The counts in a masked sum with the coordinator's noise; impossible ones are asked again, of other users.
 
         Whether they are is seen by all, so that it must be told from the noisy counts alone.
         """
-        counters, size = meaning.query.size, meaning.word_bytes
+        counters, size = agreed.query.size, agreed.word_bytes
         (seeds,) = self._db.execute("SELECT seeds FROM batches WHERE number = ?", (number,)).fetchone()
         if seeds is None:
             raise ContractError(f"Batch {number} was summed, but its seeds are not here. Was an old backup restored?")
@@ -417,29 +415,29 @@ class Coordinator:
             raise ContractError(
                 f"The sum of batch {number} has {len(sent)} bytes; expected {counters * size}. Is this its shuffler?"
             )
-        own = self._own_noise(number, meaning).astype(f"<u{size}")  # modulo the range of a counter, negative ones too
-        low, high = meaning.source.count_range
+        own = self._own_noise(number, agreed).astype(f"<u{size}")  # modulo the range of a counter, negative ones too
+        low, high = agreed.source.count_range
         noisy = masking.signed(masking.words(sent, size) - self._opener.masks(each, counters, size) + own, low)
         if (wrong := np.flatnonzero(noisy > high)).size:
             self.reopen()
             raise SpoiltSumError(
-                f"Counter {wrong[0]} of batch {number}, attempt {meaning.announcement.attempt}, is "
+                f"Counter {wrong[0]} of batch {number}, attempt {agreed.announcement.attempt}, is "
                 f"{noisy[wrong[0]]:,} modulo 2^{8 * size}; {len(each):,} honest users raise it to {high:,} at most. "
                 "At least one of them was not honest, and nobody can tell which. Nothing was learned; the batch is "
                 'asked again of other users. If this goes on, use transport = "tags".'
             )
         return noisy
 
-    def _charge(self, meaning: Agreement, excluded: int) -> None:
+    def _charge(self, agreed: Agreement, excluded: int) -> None:
         """Before a release is opened it is in the ledger, once; after a crash it may be there already.
 
         Another attempt is made by other users, and is another release.
         """
-        announcement = meaning.announcement
+        announcement = agreed.announcement
         name = f"batch {announcement.batch}" + (f", attempt {announcement.attempt}" if announcement.attempt else "")
         if name not in self.ledger.releases:
             faults.reached("ledger")
-            self.ledger.record(name, meaning.charge(self.run.budget, self.run.honest_fraction, excluded))
+            self.ledger.record(name, agreed.charge(self.run.budget, self.run.honest_fraction, excluded))
             faults.reached("charged")
 
     def unacknowledged(self) -> list[tuple[int, int, Action]]:
@@ -477,11 +475,11 @@ class Coordinator:
         )
         records = []
         for signed, noisy, messages, invalid in rows:
-            meaning = agreement.parse_announcement(wire.decode(Signed, signed).payload)
-            batch, noise = _counted(meaning, 0 if meaning.transport == Transport.tags else invalid)
-            values, variance_range = np.frombuffer(noisy).copy(), self._variance_range(meaning, batch)
-            by = meaning.source.name
-            records.append(BatchRecord(batch, meaning.transport, by, noise, values, variance_range, messages, invalid))
+            agreed = agreement.parse_announcement(wire.decode(Signed, signed).payload)
+            batch, noise = _counted(agreed, 0 if agreed.transport == Transport.tags else invalid)
+            values, variance_range = np.frombuffer(noisy).copy(), self._variance_range(agreed, batch)
+            by = agreed.source.name
+            records.append(BatchRecord(batch, agreed.transport, by, noise, values, variance_range, messages, invalid))
         return records
 
     @property
@@ -535,10 +533,10 @@ class Coordinator:
         self._db.close()
 
 
-def _counted(meaning: Agreement, excluded: int) -> tuple[Batch, Noise]:
+def _counted(agreed: Agreement, excluded: int) -> tuple[Batch, Noise]:
     """The batch with the users who were counted, and the noise on their counts."""
-    batch = replace(meaning.batch, users=meaning.batch.users - excluded)
-    return batch, meaning.source.noise(batch.users)
+    batch = replace(agreed.batch, users=agreed.batch.users - excluded)
+    return batch, agreed.source.noise(batch.users)
 
 
 def _differences(old: str, new: str) -> str:

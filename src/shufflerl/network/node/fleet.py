@@ -60,7 +60,7 @@ class Fleet:
         self._tokens = {crypto.report_id(invitation.task, token).hex(): token for token in tokens}
         self._outbox = Outbox(folder / "outbox.db")
         # Of one run: what nodes have spent in others is not added up here, so another run is refused.
-        self._ledger = Ledger(f"fleet in run {invitation.task.hex()}", terms.budget, folder / "ledger.db")
+        self.ledger = Ledger(f"fleet in run {invitation.task.hex()}", terms.budget, folder / "ledger.db")
         self._pool = pool(workers)
         self._workers, self._at_once = workers, connections
         self._kept = GroupCommit(self._keep)
@@ -78,7 +78,7 @@ class Fleet:
         """Answer batch after batch; reports of an earlier process that were not delivered go first."""
         task = self._invitation.task
         used = {parcel.node: parcel for parcel in self._outbox.of_run(task)}
-        charged = set(self._ledger.releases)
+        charged = set(self.ledger.releases)
         self._waiting = {node: None for node in self._tokens if self._charge_name(node) not in charged}
         if crashed := len(self._tokens) - len(self._waiting) - len(used.keys() & self._tokens.keys()):
             contact.log.warning(
@@ -192,7 +192,7 @@ class Fleet:
             group, nodes = (nodes[:size], nodes[size:]) if self._begins else ([], [])
             if not group:
                 return
-            self._ledger.record_all([self._charge_name(node) for node in group], cost)
+            self.ledger.record_all([self._charge_name(node) for node in group], cost)
             for node in group:
                 del self._waiting[node]
             self.lost += len(group)
@@ -254,4 +254,4 @@ class Fleet:
         """End the workers and let go of the files."""
         self._pool.shutdown(cancel_futures=True)
         self._outbox.close()
-        self._ledger.close()
+        self.ledger.close()

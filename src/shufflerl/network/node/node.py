@@ -112,7 +112,7 @@ class Node:
         self._token = from_hex("The token", token, wire.TOKEN_BYTES, "shufflerl tokens")
         self._name = name
         self._outbox = Outbox(Path(folder) / "outbox.db")
-        self._ledger = Ledger("node", terms.budget, Path(folder) / "ledger.db")
+        self.ledger = Ledger("node", terms.budget, Path(folder) / "ledger.db")
         self._client = httpx2.Client(base_url=invitation.shuffler, timeout=contact.TIMEOUT, trust_env=False)
         self._contact = contact.Contact(invitation.task, invitation.shuffler)
 
@@ -166,7 +166,7 @@ class Node:
     def _prepare(self, checked: Checked) -> Parcel:
         """Take part; the report is on disk before it is sent."""
         announcement = checked.agreement.announcement
-        report = take_part(self._env, checked, self._terms, self._token, self._ledger)
+        report = take_part(self._env, checked, self._terms, self._token, self.ledger)
         parcel = Parcel(self._name, announcement.task, announcement.batch, announcement.attempt, wire.encode(report))
         self._outbox.put([parcel])
         return parcel
@@ -204,7 +204,7 @@ class Node:
         """Let go of the files and the connection."""
         self._client.close()
         self._outbox.close()
-        self._ledger.close()
+        self.ledger.close()
 
 
 class TimeLimitError(ShuffleRLError):

@@ -201,7 +201,7 @@ def _bounded(steps: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def parse_announcement(payload: bytes) -> Agreement:
-    """The meaning of a signed announcement's bytes; a problem if it has none."""
+    """What the bytes of a signed announcement ask a node to agree to; a problem if they are none."""
     announcement = wire.decode(Announcement, payload)
     try:
         return _parse(announcement, payload)

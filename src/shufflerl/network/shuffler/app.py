@@ -28,7 +28,7 @@ from shufflerl.network.stores.commits import GroupCommit
 from shufflerl.network.stores.store import Store
 from shufflerl.network.web import http, openapi
 from shufflerl.network.web.owner import Owner
-from shufflerl.network.web.watching import Watching
+from shufflerl.network.web.watching import LivePage
 from shufflerl.network.workers import pool
 
 #: Uploads that may wait for the disk; more are sent away to try again.
@@ -58,7 +58,7 @@ class ShufflerServer:
         self._workers = workers
         self._sealers = pool(workers, NICENESS)  # processes begin when there is something to seal
         self._started = time.time()
-        self._watching = Watching("shuffler.html", self._look)
+        self._watching = LivePage("shuffler.html", self._look)
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(shuffler, self._uploads))
         self._commit_seconds = Histogram(

@@ -157,7 +157,7 @@ class Shuffler:
             wanted = (last.id.number, last.id.attempt + 1)
         elif last.state in (State.released, State.scrubbed):
             # A sum may have been withheld or spoilt; the batch is then asked again, of users who have not taken part.
-            again = announcement.batch == last.id.number and self._meaning(last).transport == Transport.sums
+            again = announcement.batch == last.id.number and self._agreement(last).transport == Transport.sums
             wanted = (last.id.number, last.id.attempt + 1) if again else (last.id.number + 1, 0)
         else:
             raise ProblemError(
@@ -208,7 +208,7 @@ class Shuffler:
         """Be told which seeds cannot be opened; once, the first stands. What is left is summed at the next look."""
         exclusion = self._coordinator.verify(Exclusion, signed)
         batch = self._found(BatchId(exclusion.task, exclusion.batch, exclusion.attempt))
-        if self._meaning(batch).transport != Transport.sums:
+        if self._agreement(batch).transport != Transport.sums:
             raise ProblemError(Reason.conflict, f"Batch {exclusion.batch} is of tags, of which none is excluded.")
         if batch.state in (State.open, State.sealed):  # later it is known to have been said
             try:
@@ -303,7 +303,7 @@ class Shuffler:
         batch = self._store.get(id)
         if batch is None:
             raise ProblemError(Reason.unknown_batch, f"There is no batch {id.number}, attempt {id.attempt}, here.")
-        agreement, size = self._meaning(batch), len(report.envelope)
+        agreement, size = self._agreement(batch), len(report.envelope)
         if size != agreement.envelope_bytes:
             raise ProblemError(
                 Reason.malformed,
@@ -357,7 +357,7 @@ class Shuffler:
 
     def _missing_dummies(self, batch: BatchRow) -> dict[int, None]:
         if batch.id not in self._missing:
-            self._missing[batch.id] = dict.fromkeys(dummies.missing(self._store, batch.id, self._meaning(batch)))
+            self._missing[batch.id] = dict.fromkeys(dummies.missing(self._store, batch.id, self._agreement(batch)))
         return self._missing[batch.id]
 
     # What time and full batches ask.
@@ -410,7 +410,7 @@ class Shuffler:
 
     def _release(self, batch: BatchRow) -> bool:
         """Bring a sealed batch on, by a transport of its own; says if it is released."""
-        agreement = self._meaning(batch)
+        agreement = self._agreement(batch)
         if self._missing_dummies(batch):
             return False
         bring_on = summing.released if agreement.transport == Transport.sums else mixing.mixed
@@ -436,14 +436,14 @@ class Shuffler:
 
     def expected_dummies(self) -> float:
         """How many dummies unfinished batches ask for, about."""
-        meanings = [self._meaning(batch) for batch in self._store.unfinished()]
-        return sum(said.source.expected_dummies for said in meanings if said.transport == Transport.tags)
+        agreements = [self._agreement(batch) for batch in self._store.unfinished()]
+        return sum(said.source.expected_dummies for said in agreements if said.transport == Transport.tags)
 
     def unfinished(self) -> list[BatchStatus]:
         """Batches that are open or sealed."""
         return [self._status(batch) for batch in self._store.unfinished()]
 
-    def _meaning(self, batch: BatchRow) -> Agreement:
+    def _agreement(self, batch: BatchRow) -> Agreement:
         return parse_announcement(wire.decode(Signed, batch.announcement).payload)
 
     def _load_key(self, id: BatchId) -> X25519PrivateKey | None:

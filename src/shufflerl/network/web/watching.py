@@ -46,7 +46,7 @@ _HEADERS = {
 Look = Callable[[], Awaitable[dict[str, Any]]]
 
 
-class Watching:
+class LivePage:
     """Serves a page at `/` and keeps it fresh from `/v1/events`."""
 
     def __init__(self, page: str, look: Look) -> None:

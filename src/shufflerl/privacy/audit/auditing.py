@@ -13,10 +13,10 @@ from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery
 from shufflerl.mdp import Problem
 from shufflerl.privacy.accounting import Budget
-from shufflerl.privacy.audit import seats
+from shufflerl.privacy.audit import observers
 from shufflerl.privacy.audit.bench import USERS, Bench, Session, System
+from shufflerl.privacy.audit.observers import Observer
 from shufflerl.privacy.audit.report import AuditReport, Finding, judged
-from shufflerl.privacy.audit.seats import Seat
 from shufflerl.privacy.audit.statistics import bonferroni, spread_fit, tails_fit, two_sided
 from shufflerl.privacy.audit.users import InMemory
 
@@ -31,7 +31,7 @@ PARTIAL_QUERIES = [
     for transitions, rewards in [((1,), (0, 1, 2)), ((0, 1), (0, 2)), ((0,), (2,)), ((0, 1), ()), ((), (0, 1, 2))]
 ]
 
-# Tests with a random outcome beside those of the seats: order, crowd, partial queries, and one of the kind of system.
+# Random tests beside those of the observers: order, crowd, partial queries, and one of the kind of system.
 _OTHER_TESTS = 4
 # Of partial queries and crowds the noise is awaited to have this variance together: where half of so many Poisson tags
 # is missing, that is ten deviations. At a level of 1e-6 for all tests that is missed with probability below 1e-9.
@@ -70,12 +70,12 @@ def audit(
     else:
         equally = " All reports are equally long." if played.on_a_wire else ""
         tests.append(Finding("schema", True, None, f"{session.rules}, releases lose and add none.{equally}"))
-        share = level / (seats.RANDOM_TESTS * len(session.laws) + _OTHER_TESTS)
-        everybody = [Seat(played, name) for name in session.laws]
-        for seat in everybody:
-            lowest, findings = seat.tests(budget, share)
+        share = level / (observers.RANDOM_TESTS * len(session.laws) + _OTHER_TESTS)
+        everybody = [Observer(played, name) for name in session.laws]
+        for observer in everybody:
+            lowest, findings = observer.tests(budget, share)
             bound, tests = max(bound, lowest), tests + findings
-        refutable = max(seat.refutable_epsilon(budget, share) for seat in everybody)
+        refutable = max(observer.refutable_epsilon(budget, share) for observer in everybody)
         shortfall = session.shortfall(samples, share)
         tests += [
             session.tests(played, share),

@@ -1,8 +1,8 @@
 """What is audited, and how it is played: systems, their transcripts of neighbouring batches, what observers see.
 
-An observer is a seat: whatever it knows, it sees the true counts with noise of one declared law. Where users add the
-noise there is one seat, the coordinator's; where both servers do there are two, and from each of them the other
-server's noise alone must protect.
+Whatever an observer knows, it sees the true counts with noise of one declared law. Where users add the noise there
+is one observer, the coordinator; where both servers do there are two, and from each of them the other server's noise
+alone must protect.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Session(ABC):
 
     def counted(self, batch: Transcript) -> list[tuple[Law, FloatArray]]:
         """Every count of this batch that has noise of a declared law, less its mean."""
-        return [(self.laws[seat], counts) for seat, counts in self.seen(batch).items()]
+        return [(self.laws[observer], counts) for observer, counts in self.seen(batch).items()]
 
     @abstractmethod
     def malformed(self, batch: Transcript) -> str | None:
@@ -169,14 +169,14 @@ class Bench:
     def calibration(self, session: Session, budget: Budget) -> list[Finding]:
         """Whether each declared law is enough alone: by the accountant, and, where a law ends, by what an end tells."""
         findings = []
-        for seat, law in session.laws.items():
+        for observer, law in session.laws.items():
             delta = privacy_loss(law, self.changed).delta(budget.epsilon)
             # The neighbour cannot produce the least count on a counter that moves down, nor the greatest on one that
             # moves up.
             given_away = 1 - math.prod((1 - end) ** (self.changed // 2) for end in _ends(law))
             findings.append(
                 Finding(
-                    named("calibration", seat),
+                    named("calibration", observer),
                     max(delta, given_away) <= budget.delta,
                     None,
                     f"{law} on {self.changed} changed counters has delta {max(delta, given_away):.3g} at epsilon "
@@ -211,7 +211,7 @@ class Bench:
         """Play so many transcripts of either neighbour; where one breaks the rules, say how."""
         kinds = np.array([[self.batch(sample, side, session.users) for side in (0, 1)] for sample in range(samples)])
         lengths = np.empty(kinds.shape, dtype=np.int64)
-        seen = {seat: np.empty((samples, 2, self.query.size)) for seat in session.laws}
+        seen = {observer: np.empty((samples, 2, self.query.size)) for observer in session.laws}
         places, within = np.empty((samples, 2, 4)), np.random.default_rng()
         reports, sizes, once, keys = set(), set[int](), set[bytes](), 0
         for sample, side in itertools.product(range(samples), (0, 1)):
@@ -224,8 +224,8 @@ class Bench:
             once.update(batch.once)
             keys += len(batch.once)
             lengths[sample, side] = [len(report) for report in batch.reports]
-            for seat, counts in session.seen(batch).items():
-                seen[seat][sample, side] = counts
+            for observer, counts in session.seen(batch).items():
+                seen[observer][sample, side] = counts
             followed, among = session.followed(batch)
             # A place is a random point of its interval.
             places[sample, side] = (np.argsort(batch.order)[followed] + within.random(4)) / among
@@ -234,9 +234,9 @@ class Bench:
         return Played(self, session, kinds, lengths, seen, places, repeated, reused, bool(sizes))
 
 
-def named(test: str, seat: str) -> str:
+def named(test: str, observer: str) -> str:
     """What a test is called that is made for every observer."""
-    return f"{test}, {seat}" if seat else test
+    return f"{test}, {observer}" if observer else test
 
 
 def unequal(sizes: Sequence[int] | set[int]) -> str | None:
@@ -275,9 +275,9 @@ class Played:
         """What the users did, [sample, neighbour, counter]."""
         return np.asarray(self.bench.counts[self.kinds].sum(axis=2))
 
-    def noise(self, seat: str) -> FloatArray:
+    def noise(self, observer: str) -> FloatArray:
         """What an observer sees less true counts, in the order in which the batches were played: [batch, counter]."""
-        residues: FloatArray = (self.seen[seat] - self.true).reshape(-1, self.bench.query.size)
+        residues: FloatArray = (self.seen[observer] - self.true).reshape(-1, self.bench.query.size)
         return residues
 
     def permutation(self, level: float) -> Finding:

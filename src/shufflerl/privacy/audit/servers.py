@@ -1,8 +1,8 @@
 """Systems in which both servers add the noise, and the protocol in memory as one of them.
 
-There are two seats. The coordinator has the released tags, dummies among them, and its own noise: what protects from it
-are the shuffler's dummies. The shuffler has its dummies and, by the policies that follow from them, the noisy counts:
-what protects from it is the coordinator's noise.
+There are two observers. The coordinator has the released tags, dummies among them, and its own noise: what protects
+from it are the shuffler's dummies. The shuffler has its dummies and, by the policies that follow from them, the noisy
+counts: what protects from it is the coordinator's noise.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ServersSession(Session):
 
     def tests(self, played: Played, level: float) -> Finding:
         """The noise of one server tells nothing of the other's."""
-        (one, other), laws = (played.noise(seat) for seat in self.laws), list(self.laws.values())
+        (one, other), laws = (played.noise(observer) for observer in self.laws), list(self.laws.values())
         score = float((one * other).sum() / (laws[0].sd * laws[1].sd * math.sqrt(one.size)))
         statement = "The servers' noises have nothing to do with each other"
         return judged("two servers", two_sided(score), level, statement)

@@ -94,7 +94,7 @@ def highest_rate(errors: int, samples: int, level: float) -> float:
     return 1.0 if errors == samples else float(stats.beta.isf(level, errors + 1, samples - errors))
 
 
-def lowest_mu(false_alarms: int, misses: int, samples: int, level: float) -> float:
+def lowest_mu(false_alarms: int, misses: int, *, samples: int, level: float) -> float:
     """The mu that so many errors show a Gaussian mechanism to have at least, with confidence 1 - level."""
     rates = (highest_rate(errors, samples, level / 2) for errors in (false_alarms, misses))
     return max(0.0, -sum(float(special.ndtri(rate)) for rate in rates))
@@ -105,7 +105,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return 0.0 if mu == 0 else privacy_loss(GaussianNoise(math.sqrt(2) / mu), 2).epsilon(delta)
 
 
-def lowest_epsilon(false_alarms: int, misses: int, samples: int, delta: float, level: float) -> float:
+def lowest_epsilon(false_alarms: int, misses: int, *, samples: int, delta: float, level: float) -> float:
     """What so many errors show epsilon to be at least, whatever the law of the noise.
 
     Privacy means 1 - misses <= exp(epsilon) * false_alarms + delta for every test, and likewise with the two swapped.
@@ -119,7 +119,8 @@ def refutable_epsilon(samples: int, budget: Budget, level: float) -> float:
     """The least epsilon of a Gaussian mechanism that its mu shows to be above the budget in nine of ten audits."""
     claimed = math.sqrt(2) / calibrate_gaussian(budget, 2).sd
     # The most errors of either kind that still refute the claim: the bound falls in their number.
-    most = bisect.bisect_left(range(samples), True, key=lambda n: lowest_mu(n, n, samples, level) <= claimed) - 1
+    below = functools.partial(lowest_mu, samples=samples, level=level)
+    most = bisect.bisect_left(range(samples), True, key=lambda errors: below(errors, errors) <= claimed) - 1
     if most < 0:
         return math.inf
     # At this rate either kind of error stays within that number with probability 0.95.
@@ -130,7 +131,7 @@ def refutable_by_response(samples: int, budget: Budget, level: float) -> float:
     """The least epsilon of randomized response that `lowest_epsilon` puts above the budget in nine of ten audits."""
 
     def accepts(errors: int) -> bool:
-        return lowest_epsilon(errors, errors, samples, budget.delta, level) <= budget.epsilon
+        return lowest_epsilon(errors, errors, samples=samples, delta=budget.delta, level=level) <= budget.epsilon
 
     most = bisect.bisect_left(range(samples), True, key=accepts) - 1
     if most < 0:

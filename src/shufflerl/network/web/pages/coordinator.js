@@ -97,7 +97,7 @@ function showLearned(now) {
   put("value", three(estimate?.value));
   put("interval", estimate ? `between ${three(estimate.low)} and ${three(estimate.high)}` : "not known yet");
   const dots = compared ? " Dots are the policies that were compared in a batch." : "";
-  put("value-note", estimate ? `${estimate.meaning[0].toUpperCase()}${estimate.meaning.slice(1)}.${dots}`
+  put("value-note", estimate ? `${estimate.description[0].toUpperCase()}${estimate.description.slice(1)}.${dots}`
     : now.batches ? "There is no estimate: too little is known so far, or this learner makes none." : "No batch has been learned from.");
   byId("value-figure").hidden = now.batches > 0 && !estimate;
   byId("chart-box").hidden = now.batches > 0 && now.history.length === 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -28,14 +29,14 @@ from shufflerl.privacy.audit.statistics import (
 )
 from shufflerl.privacy.loss import privacy_loss
 
-#: Tests of a seat with a random outcome.
+#: Tests of an observer with a random outcome.
 RANDOM_TESTS = 6
 # Thresholds of an observer, in deviations beyond the middle.
 _THREE, _FIVE = (-1.5, 0.0, 1.5), (-1.5, -0.75, 0.0, 0.75, 1.5)
 
 
 @dataclass(frozen=True, eq=False)
-class Seat:
+class Observer:
     """An observer of what was played; see `bench.Session`."""
 
     played: Played
@@ -94,11 +95,12 @@ class Seat:
         """A lower bound on epsilon: what must be spent to let an observer err so rarely."""
         samples = len(self.played.kinds)
         if self._bell_shaped:
-            mu = lowest_mu(*self.error_rates(0.0), samples, level)
+            mu = lowest_mu(*self.error_rates(0.0), samples=samples, level=level)
             bound, how = gaussian_epsilon(mu, budget.delta), f"mu above {mu:.3g} (Clopper-Pearson, Gaussian DP)"
         else:
             errors = [self.error_rates(quantile) for quantile in _FIVE]
-            bound = max(lowest_epsilon(*some, samples, budget.delta, level / len(_FIVE)) for some in errors)
+            least = functools.partial(lowest_epsilon, samples=samples, delta=budget.delta, level=level / len(_FIVE))
+            bound = max(least(*some) for some in errors)
             how = "whatever the law (Clopper-Pearson)"
         return bound, Finding(
             named("epsilon", self.name),
