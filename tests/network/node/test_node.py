@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import secrets
 import sqlite3
 import time
 import warnings
@@ -34,7 +36,7 @@ from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.network.web import contact
 from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.accounting import Budget, calibrate
 from shufflerl.privacy.loss import privacy_loss
 from tests.network.web.test_http import serving
 from tests.support.network_world import PROBLEM, QUERY, Crash, World, meaning_of, new_identity
@@ -172,6 +174,21 @@ def test_another_run_composes_against_the_same_budget(place: Place) -> None:
             node._prepare(second)
         node.close()
         place.world.task = bytes(reversed(place.world.task))
+
+
+def test_what_may_not_fit_into_a_report_is_charged_for_every_run(place: Place) -> None:
+    """Of two runs that fit but for it, and that each are within the terms, the second is refused."""
+    budget, lost = Budget(8.0, 1e-10), (1 + math.exp(8.0)) * math.exp(-35)
+    for reserved, fits in ((1, False), (2, True)):
+        mean = calibrate(Budget(8.0, 1e-10 - reserved * lost), 6, 2).mean
+        node = place.node(f"{reserved}", terms=Terms(budget, min_batch_size=2))
+        for number in range(2):
+            place.world.task = secrets.token_bytes(wire.TASK_BYTES)
+            place.announce(noise_mean=mean)
+            with contextlib.nullcontext() if fits or not number else pytest.raises(BudgetExceededError):
+                node._prepare(place.world.checked())
+        assert node._ledger.spent <= 8.0
+        node.close()
 
 
 def test_a_node_that_was_killed_sends_the_very_same_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
