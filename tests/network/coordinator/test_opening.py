@@ -221,7 +221,7 @@ def test_too_many_that_cannot_be_opened_are_told_and_not_summed(system: System) 
     system.fill(*[None] * users)
     assert system.exclude().positions == list(range(users))
     assert system.release() == []
-    system.coordinator.reopen()
+    system.coordinator.reopen(filled=True)
     sent = system.fill()
     assert system.coordinator.exclusion is None  # of another attempt, nothing was said yet
     rate = float(protocol_of(system.meaning).rate)
@@ -252,6 +252,26 @@ def test_impossible_sums_are_refused_and_asked_again(system: System, by: int) ->
     system.exclude()
     system.coordinator.absorb(system.release())
     assert system.coordinator.ledger.releases == ["batch 0", "batch 0, attempt 1"]
+
+
+class ByLot(System):
+    """Whose users come if they are drawn."""
+
+    def mint(self) -> bytes:
+        key = wire.decode(Opening, self.shuffler.current(self.coordinator.task).opening.payload).envelope_key
+        return next(token for token in iter(super().mint, b"") if self.meaning.draws(key, token, 0))
+
+
+def test_a_spoilt_sum_draws_no_more_liars_than_before(tmp_path: Path) -> None:
+    everybody = 800
+    system = ByLot(tmp_path, dataclasses.replace(RUN, problem=MDP.problem(everybody), admission=2.0))
+    users = system.meaning.batch.users
+    for spoilt in range(3):
+        assert system.meaning.drawn == pytest.approx(2 * users / (everybody - spoilt * users))
+        system.fill(shift(30_000))
+        system.exclude()
+        with pytest.raises(SpoiltSumError):
+            system.coordinator.absorb(system.release())
 
 
 def test_a_possible_falsehood_is_not_seen(system: System) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shufflerl import checks
@@ -253,11 +254,13 @@ class Shuffler:
     # What nodes ask.
 
     def current(self, task: bytes) -> OpenBatch:
-        """The run's last announced batch, with the shuffler's key for it."""
+        """The run's last announced batch, with the shuffler's key for it and, if users are drawn, its extensions."""
         batch = self._latest(task)
-        return OpenBatch(
-            announcement=wire.decode(Signed, batch.announcement), opening=wire.decode(Signed, batch.opening)
-        )
+        opening = wire.decode(Signed, batch.opening)
+        if batch.extensions and self._meaning(batch).drawn < 1:
+            extended = msgspec.structs.replace(wire.decode(Opening, opening.payload), extensions=batch.extensions)
+            opening = self._identity.sign(extended)
+        return OpenBatch(announcement=wire.decode(Signed, batch.announcement), opening=opening)
 
     def status(self, task: bytes) -> BatchStatus:
         """How the run's last batch is doing."""
@@ -401,7 +404,7 @@ class Shuffler:
 
     def _overdue(self, batch: BatchRow) -> None:
         if self._limits.when_late == "extend":
-            self._store.extend(batch.id, self._clock() + self._limits.timeout)
+            self._store.extend(batch.id, self._clock() + self._limits.timeout, before=batch.deadline)
         else:
             self._unerased = True
             self._store.abort(batch.id)
