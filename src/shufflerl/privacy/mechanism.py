@@ -299,14 +299,23 @@ class ServersNoise(Mechanism[NoiseSum]):
 class StatedServers(ServersNoise):
     """Noise by the servers of laws that were stated, not calibrated: of the budget only delta counts.
 
-    `law` is that of the dummies, `own_law` the coordinator's: the same uncut, unless it says otherwise. What is charged
-    is whichever protects less.
+    `law` is that of the dummies, which is what is charged; `own_law` the coordinator's: the same uncut, unless it says
+    otherwise, and nothing that may protect less.
     """
 
     law: PoissonNoise | TruncatedLaplace | None = None
     own_law: PoissonNoise | DiscreteLaplace | None = None
 
     scales: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what one charge does not hold for."""
+        super().__post_init__()
+        if self.law is not None and self.own_law is not None and not accounting.covers(self.own_law, self.law):
+            raise InvalidInputError(
+                f"The shuffler's noise is {self.law}, the coordinator's {self.own_law}; expected of the coordinator "
+                "the same law uncut, or a wider one, so that one charge holds for both."
+            )
 
     def dummies(self, query: Query) -> PoissonNoise | TruncatedLaplace:
         """The stated law."""
@@ -316,11 +325,6 @@ class StatedServers(ServersNoise):
     def own(self, query: Query) -> PoissonNoise | DiscreteLaplace:
         """The stated law."""
         return super().own(query) if self.own_law is None else self.own_law
-
-    def _charge(self, query: Query, users: int) -> Charge:
-        changed = query.changed_counters * self.participations
-        charges = [Charge(law, changed) for law in (self.dummies(query), self.own(query))]
-        return max(charges, key=lambda charge: charge.epsilon(self.budget))
 
 
 class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):

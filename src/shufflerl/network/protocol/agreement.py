@@ -326,6 +326,8 @@ class Terms:
 
     def check(self, agreement: Agreement) -> None:
         """Refuse a batch that gives less privacy than these terms ask for."""
+        from shufflerl.privacy import accounting
+
         announcement, source = agreement.announcement, agreement.source
         if self.noise not in ("either", source.name):
             raise UnacceptableError(
@@ -342,6 +344,12 @@ class Terms:
             raise UnacceptableError(
                 f"Batch {announcement.batch} may take {agreement.max_messages:,} messages from one node; this one "
                 f"was told to send no more than {self.max_messages:,} (max_messages). It does not take part."
+            )
+        if source.dummies is not None and source.own is not None and not accounting.covers(source.own, source.dummies):
+            raise UnacceptableError(
+                f"Batch {announcement.batch} has {sources.in_words(source.dummies)} by the shuffler and "
+                f"{sources.in_words(source.own)} by the coordinator; this node accepts of the coordinator the same law "
+                "uncut, or a wider one, as its ledger adds up one of both. It does not take part."
             )
         epsilon = self.budget.epsilon
         delta = self.charge(agreement).delta(epsilon)

@@ -248,7 +248,7 @@ class Servers(Source):
         """See `Source`."""
         return (
             f"{in_words(self.dummies)} by the shuffler and {in_words(self.own)} by the coordinator on each counter, "
-            "the weaker of which suffices"
+            "of which the former suffices"
         )
 
     def as_wire(self) -> wire.NoiseByServers:
