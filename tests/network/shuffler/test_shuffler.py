@@ -404,6 +404,21 @@ def test_a_disk_too_full_for_reports_is_trouble_until_one_is_stored(tmp_path: Pa
     store.close()
 
 
+def test_a_disk_too_full_for_an_announcement_is_trouble_until_it_is_stored(tmp_path: Path) -> None:
+    """A shuffler that cannot begin is not ready, though nobody has sent it a report."""
+    store = SQLiteStore(tmp_path / "shuffler.db")
+    world = World(store=store, users=200)
+    fill(store)
+    with pytest.raises(StorageError):
+        world.announce(policies=np.zeros((1000, 2, 2), dtype="<u2").tobytes(), weights=[0.001] * 1000)
+    assert world.shuffler.advance()
+    assert "full" in (world.shuffler.trouble or "")
+    free(store)
+    world.announce()
+    assert world.shuffler.trouble is None
+    store.close()
+
+
 def test_the_time_from_seal_to_release_is_told(tmp_path: Path) -> None:
     """With all that went wrong in between."""
     store = SQLiteStore(tmp_path / "shuffler.db")
