@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from fractions import Fraction
 from functools import partial
@@ -304,8 +305,12 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
         meaning.query.tags(episode)
     inside = within_support(batch.table_query, episode)
     assert inside.states.tolist() == [[0, 1, 1]]
-    assert len(randomize_episode(meaning, episode)) >= 5
-    assert len(set(meaning.query.groups[meaning.query.tags(inside)[0]])) == 5
+    for path in itertools.product(range(3), repeat=3):  # whichever of its moves are outside, the last one too
+        episode = Trajectories([path], [[0, 0, 0]], [[0, 1, 1]])
+        inside = within_support(batch.table_query, episode)
+        assert inside.states.tolist() == [[path[0], 1, 1]]
+        assert len(randomize_episode(meaning, episode)) >= 5
+        assert len(set(meaning.query.groups[meaning.query.tags(inside)[0]])) == 5
 
 
 @pytest.mark.parametrize(("users", "noise"), [(2, 300.0), (1000, 300.0), (10**12, 300.0), (10**6, 4e9)])
