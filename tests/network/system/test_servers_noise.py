@@ -593,6 +593,21 @@ def test_whether_a_sum_is_impossible_is_told_from_noisy_counts_alone(
                 assert not refused
 
 
+@pytest.mark.parametrize(
+    ("dummies", "own"),
+    [(PoissonNoise(300.0), PoissonNoise(400.0)), (TruncatedLaplace(4.0, 60), DiscreteLaplace(5.0))],
+)
+def test_counts_are_unbiased_whichever_law_either_server_draws(
+    dummies: PoissonNoise | TruncatedLaplace, own: PoissonNoise | DiscreteLaplace
+) -> None:
+    """Drawn as the servers draw; their mean is off by six deviations with 2e-9."""
+    source, draws = Servers(QUERY, 5, dummies, own), 20_000
+    sent = 7 + noise_counts(dummies, draws) + noise_counts(own, draws)
+    values = source.values(sent, 5)
+    assert abs(values.mean() - 7) < 6 * source.noise(5).sd / np.sqrt(draws)
+    assert values.std() == pytest.approx(source.noise(5).sd, rel=0.1)
+
+
 # What nodes accept.
 
 
