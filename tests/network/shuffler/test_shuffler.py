@@ -298,6 +298,14 @@ def test_an_overdue_batch_is_extended_never_released_short(world: World) -> None
     assert sorted(world.tags(world.collect())) == list(range(3, 12))
 
 
+def test_an_overdue_batch_that_nobody_answered_is_aborted_too() -> None:
+    world = World(limits=Limits(min_batch_size=1, timeout=100.0, when_late="abort"))
+    world.announce()
+    world.now += 100.0
+    world.shuffler.advance()
+    assert world.shuffler.status(world.task).state == State.aborted
+
+
 def test_an_overdue_batch_can_be_aborted_and_announced_again() -> None:
     world = World(limits=Limits(min_batch_size=1, timeout=100.0, when_late="abort"))
     world.announce()
