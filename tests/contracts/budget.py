@@ -245,14 +245,16 @@ def _honest(law: Noise, case: Case) -> Any:
     raise AssertionError(f"The tests cannot account for {law} of {fraction} of the users: teach them.")
 
 
-def lattice_epsilon(laws: Sequence[tuple[Any, int]]) -> float:
+def lattice_epsilon(laws: Sequence[tuple[Any, int]], failures: Sequence[float] = ()) -> float:
     """A lower bound on epsilon of noise of each of these laws on so many counters, half of them up, half down.
+
+    With the probability of each failure, independently, everything is told.
 
     The thirty lines of docs/privacy-officer.md for any law of whole numbers: all losses rounded down, tails left out.
     Where zero is the end of a law, the neighbour cannot produce it.
     """
     gap = 1 / (400 * max(law.std() for law, _ in laws))
-    parts, safe = [], 1.0
+    parts, safe = [], math.prod(1 - failure for failure in failures)
     for law, changed in laws:
         counts = np.arange(max(0, math.floor(law.mean() - 12 * law.std())), math.ceil(law.mean() + 12 * law.std()) + 2)
         masses = law.pmf(counts)
@@ -267,7 +269,7 @@ def lattice_epsilon(laws: Sequence[tuple[Any, int]]) -> float:
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     for cell, (_, masses, times) in zip(cells, parts, strict=True):
         spectrum *= fft.rfft(np.bincount(cell % size, masses, size)) ** times
-    composed = np.clip(fft.irfft(spectrum, size), 0, None)
+    composed = np.clip(fft.irfft(spectrum, size), 0, None) * math.prod(1 - failure for failure in failures)
     losses = gap * (np.arange(size) - size * (np.arange(size) > furthest))
 
     def excess(epsilon: float) -> float:

@@ -159,7 +159,7 @@ class StoreContract(ABC):
             assert store.chunk(ID, 0) is None
         store.release(ID, [b"again"])
         store.abort(ID)
-        store.extend(ID, 99.0)
+        store.extend(ID, 99.0, before=ROW.deadline)
         assert store.add(ID, REPORTS) == [Reason.replayed] * 3
         assert _state(store) == (State.finished, 3)
         assert (store.latest(TASK), store.unfinished()) == (store.get(ID), [])
@@ -187,15 +187,26 @@ class StoreContract(ABC):
     def test_a_sealed_batch_is_not_aborted_or_extended(self, store: Store) -> None:
         store.add(ID, REPORTS)
         store.abort(ID)
-        store.extend(ID, 99.0)
+        store.extend(ID, 99.0, before=ROW.deadline)
         assert _state(store) == (State.sealed, 3)
         assert len(list(store.reports(ID))) == 3
 
     def test_an_open_batch_is_extended(self, store: Store) -> None:
-        store.extend(ID, 99.0)
+        store.extend(ID, 99.0, before=ROW.deadline)
         batch = self.reopen(store).get(ID)
         assert batch is not None
         assert (batch.deadline, batch.extensions) == (99.0, 1)
+
+    def test_a_deadline_that_passes_extends_a_batch_once(self, store: Store) -> None:
+        """Whoever else saw it pass comes too late, however late; the next deadline is another."""
+        store.extend(ID, 99.0, before=ROW.deadline)
+        store = self.reopen(store)
+        store.extend(ID, 100.0, before=ROW.deadline)
+        store.extend(ID, 200.0, before=99.0)
+        store.extend(ID, 300.0, before=99.0)
+        batch = self.reopen(store).get(ID)
+        assert batch is not None
+        assert (batch.deadline, batch.extensions) == (200.0, 2)
 
     def test_batches_that_are_not_there_are_refused(self, store: Store) -> None:
         missing = replace(ID, number=7)

@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import threading
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from shufflerl.errors import InvalidInputError, MissingExtraError, StateMismatch
 from shufflerl.mdp import Problem
 from shufflerl.network import check_installed, demo, logs, roles
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
+from shufflerl.network.coordinator.coordinator import Run
 from shufflerl.network.node.reporting import Invitation
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.crypto import SigningKey, VerifyKey, enrolled
 from shufflerl.network.web import http
+from shufflerl.privacy.accounting import Budget
 from tests.test_cli import Call, call
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "network"
@@ -45,6 +48,29 @@ def test_every_setting_is_in_an_example_with_its_default_or_a_choice() -> None:
     for kind, name in ((ShufflerConfig, "shuffler"), (CoordinatorConfig, "coordinator"), (NodeConfig, "node")):
         text = (EXAMPLES / f"{name}.toml").read_text()
         assert [field for field in kind.__struct_fields__ if field not in text] == []
+
+
+def test_every_setting_of_a_run_arrives() -> None:
+    """From a file and from the command line: one that is dropped leaves the run as it was."""
+    told: dict[str, Any] = {
+        "delta": 1e-6,
+        "noise": "users",
+        "transport": "sums",
+        "excludable": 0.02,
+        "admission": 3.0,
+        "learner": "ucbvi",
+        "learner_parameters": {"batch": 5},
+        "seed": 9,
+    }
+    plain: dict[str, Any] = {"episodes": 10, "epsilon": 1.0, "environment": "riverswim"}
+    for name, value in told.items():
+        assert read(CoordinatorConfig, None, **plain, **{name: value}).run != read(CoordinatorConfig, None, **plain).run
+    run = read(CoordinatorConfig, None, **plain, **told, honest_fraction=0.9, enrolled=12).run
+    assert run == Run(
+        run.problem, "ucbvi", Budget(1.0, 1e-6), 9, {"batch": 5}, 0.9, "sums", 0.02, "users", admission=3.0, enrolled=12
+    )
+    assert {field.name for field in fields(Run)} - set(told) == {"problem", "budget", "honest_fraction", "enrolled"}
+    assert run.drawn(1, 0, 0) == 0.25
 
 
 def test_the_command_line_wins_over_the_file() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import sqlite3
 import time
+from dataclasses import replace
 from fractions import Fraction
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -15,12 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from shufflerl.counts import CountQuery
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError, ShuffleRLError, StateMismatchError
+from shufflerl.mdp import Problem
 from shufflerl.noise import BinomialNoise, GaussianNoise, NoNoise, PoissonNoise, UnaryNoise
 from shufflerl.privacy import ledger as ledger_module
 from shufflerl.privacy.accounting import Budget, calibrate, calibrate_gaussian, calibrate_unary
 from shufflerl.privacy.ledger import Charge, Ledger
 from shufflerl.privacy.loss import privacy_loss
+from shufflerl.privacy.mechanism import ShuffledPoisson
+from tests.contracts.budget import DELTA, lattice_epsilon
 from tests.support.waiting import PATIENCE
 from tests.support.warm import FORKS
 
@@ -81,14 +87,15 @@ def test_the_refusal_tells_spent_from_asked_and_what_fits() -> None:
         ([Charge(GaussianNoise(60.0), 22), Charge(PoissonNoise(9000.0), 22), Charge(UnaryNoise(1, 4, 0.49), 2)], 22),
     ],
 )
-def test_what_it_says_would_fit_fits(history: list[Charge], changed: int) -> None:
+@pytest.mark.parametrize("failure", [0.0, 1e-6])
+def test_what_it_says_would_fit_fits(history: list[Charge], changed: int, failure: float) -> None:
     ledger = Ledger("task", BUDGET)
     for number, charge in enumerate(history):
         ledger.record(str(number), charge, cohort="ward 7")
     with pytest.raises(BudgetExceededError) as refused:
-        ledger.record("next", Charge(PoissonNoise(12.0), changed), cohort="ward 7")
+        ledger.record("next", Charge(PoissonNoise(12.0), changed, failure), cohort="ward 7")
     figure = str(refused.value).split("Poisson noise of mean ")[1].split(" or more", maxsplit=1)[0]
-    ledger.record("next", Charge(PoissonNoise(float(figure.replace(",", ""))), changed), cohort="ward 7")
+    ledger.record("next", Charge(PoissonNoise(float(figure.replace(",", ""))), changed, failure), cohort="ward 7")
     assert ledger.spent <= 1.0
 
 
@@ -137,11 +144,12 @@ def test_several_releases_are_recorded_all_or_none() -> None:
     assert ledger.releases == ["a", "b"]
 
 
+@pytest.mark.parametrize("failure", [0.0, 1e-15])
 @pytest.mark.parametrize(
     "noise", [PoissonNoise(400.0), BinomialNoise(2000, 0.5), GaussianNoise(30.0), UnaryNoise(1, 4, 0.4)]
 )
-def test_every_law_comes_back_from_the_file(noise: PoissonNoise, tmp_path: Path) -> None:
-    charge = Charge(noise, 2)
+def test_every_law_comes_back_from_the_file(noise: PoissonNoise, failure: float, tmp_path: Path) -> None:
+    charge = Charge(noise, 2, failure)
     with Ledger("task", BUDGET, tmp_path / "ledger") as ledger:
         ledger.record("batch 0", charge, cohort="me")
         spent = ledger.spent
@@ -169,6 +177,70 @@ def test_no_order_of_charges_overspends(cohorts: list[str]) -> None:
             assert privacy_loss(third.noise, 22, accepted[cohort] + 1).delta(1.0) > 1e-5
     assert ledger.spent <= 1.0
     assert len(ledger.releases) == sum(accepted.values())
+
+
+KINDS = [Charge(PoissonNoise(mean), 2, failure) for mean, failure in ((90.0, 0.0), (90.0, 1e-10), (140.0, 3e-10))]
+
+
+@settings(max_examples=25, deadline=None)
+@given(asked=st.lists(st.sampled_from(KINDS), min_size=1, max_size=8), epsilon=st.floats(1.5, 5.0))
+def test_noise_that_may_fail_is_charged_for_all_releases_together(asked: list[Charge], epsilon: float) -> None:
+    """Against the worst there is, computed by the tests: when the noise of a release fails, all is told."""
+    ledger, accepted = Ledger("task", Budget(epsilon, DELTA)), list[Charge]()
+    for number, charge in enumerate(asked):
+        try:
+            ledger.record(str(number), charge, cohort="me")
+            accepted.append(charge)
+        except BudgetExceededError:
+            pass
+    if accepted:
+        laws = [(stats.poisson(charge.noise.variance), charge.changed) for charge in accepted]
+        exact = lattice_epsilon(laws, [charge.failure for charge in accepted])
+        assert exact <= ledger.spent <= epsilon
+
+
+def test_releases_that_fit_but_for_what_may_fail_are_refused() -> None:
+    """As many fit as leave room for it: two releases that differ but for an event of probability p in either may cost
+    (1 + e^epsilon) p more delta, as the event may add to one set and take from another.
+    """
+    noise, epsilon, failure = PoissonNoise(90.0), 2.0, 1e-11
+    counts = []
+    for charge in (Charge(noise, 2), Charge(noise, 2, failure)):
+        ledger = Ledger("task", Budget(epsilon, DELTA))
+        with contextlib.suppress(BudgetExceededError):
+            for number in range(100):
+                ledger.record(str(number), charge, cohort="me")
+        counts.append(len(ledger.releases))
+        assert ledger.spent <= epsilon
+    deltas = [privacy_loss(noise, 2, times).delta(epsilon) for times in range(1, 10)]
+    added = [delta + (1 + math.exp(epsilon)) * failure * times for times, delta in enumerate(deltas, 1)]
+    assert counts == [sum(delta <= DELTA for delta in some) for some in (deltas, added)]
+
+
+def test_where_only_what_may_fail_is_left_nothing_fits() -> None:
+    ledger = Ledger("task", Budget(8.0, DELTA))
+    hardly = Charge(PoissonNoise(1e6), 2, 0.4 * DELTA / (1 + math.exp(8.0)))
+    ledger.record_all(["first", "second"], hardly, cohort="me")
+    with pytest.raises(BudgetExceededError, match=r"Nothing fits any more"):
+        ledger.record("third", hardly, cohort="me")
+    with pytest.raises(BudgetExceededError, match=r"Nothing fits any more"):
+        ledger.record("third", replace(hardly, changed=4), cohort="me")
+    assert ledger.releases == ["first", "second"]
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_a_certificate_counts_what_may_fail_once_for_each_time_a_user_takes_part(times: int) -> None:
+    budget, query, failure = Budget(8.0, DELTA), CountQuery(Problem(1, 2, 2, 100), [], [0]), 2e-14
+    mechanism = ShuffledPoisson(budget, times, failure=failure)
+    law = stats.poisson(mechanism.noise(query).mean)
+    assert lattice_epsilon([(law, 2)] * times, [failure] * times) <= mechanism.certificate(query).epsilon <= 8.0
+    drawn = privacy_loss(PoissonNoise(mechanism.noise(query).mean), 2, times).delta(8.0)
+    assert drawn + times * (1 + math.exp(8.0)) * failure <= DELTA
+    ledger = Ledger("task", budget)
+    ledger.record("all times", mechanism.charge(query))
+    assert ledger.spent <= 8.0
+    one = ShuffledPoisson(budget, 1, failure=failure).charge(CountQuery(Problem(1, 2, 2, 100), [], [0]))
+    assert mechanism.charge(query).failure == times * one.failure == times * failure
 
 
 def test_a_file_is_its_owners_alone(tmp_path: Path) -> None:

@@ -190,6 +190,18 @@ def uncut(dummies: PoissonNoise | TruncatedLaplace) -> PoissonNoise | DiscreteLa
     return DiscreteLaplace(dummies.scale) if isinstance(dummies, TruncatedLaplace) else dummies
 
 
+def covers(own: Noise, dummies: PoissonNoise | TruncatedLaplace) -> bool:
+    """Whether one charge, that of the dummies, holds for both servers however often a user takes part.
+
+    It does if the other law is theirs uncut, or a wider one of its kind: that is theirs with more noise added. Of laws
+    of two kinds the one that loses less in one run may lose more in many.
+    """
+    least = uncut(dummies)
+    if isinstance(own, PoissonNoise) and isinstance(least, PoissonNoise):
+        return own.mean >= least.mean
+    return isinstance(own, DiscreteLaplace) and isinstance(least, DiscreteLaplace) and own.scale >= least.scale
+
+
 def drawable(mean: float, budget: Budget) -> PoissonNoise:
     """Poisson noise of the mean that a budget needs; where that is too much to draw, say which budget needs it."""
     if mean >= MAX_COUNT:

@@ -21,7 +21,7 @@ import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
@@ -46,7 +46,7 @@ from shufflerl.noise import (
 )
 from shufflerl.privacy.accounting import Budget, calibrate
 from shufflerl.privacy.certificate import at_most
-from shufflerl.privacy.loss import privacy_loss
+from shufflerl.privacy.loss import epsilon_beside, failure_delta, privacy_loss
 
 #: Raised when the tables change, so that an older file is refused instead of misread.
 FORMAT = "shufflerl ledger 2"
@@ -75,10 +75,24 @@ _LAWS = {
 
 @dataclass(frozen=True)
 class Charge:
-    """What a release takes: noise of this law on every counter, of which a replaced user changes this many."""
+    """What a release takes: noise of this law on every counter, of which a replaced user changes this many.
+
+    With probability `failure` at most that noise is not all there.
+    """
 
     noise: Noise
     changed: int
+    failure: float = 0.0
+
+    def delta(self, epsilon: float, times: int = 1) -> float:
+        """A delta at which so many such releases to one user are (epsilon, delta) private."""
+        loss = privacy_loss(self.noise, self.changed, times)
+        return loss.delta(epsilon) + failure_delta(times * self.failure, epsilon)
+
+    def epsilon(self, budget: Budget) -> float:
+        """What such a release costs at the budget's delta."""
+        loss = privacy_loss(self.noise, self.changed)
+        return epsilon_beside(self.failure, budget.delta, budget.epsilon, loss.epsilon)
 
 
 class Ledger:
@@ -201,9 +215,11 @@ class Ledger:
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'chain'", (f"{rows[-1][0]} {checksum}",))
 
     def _fits(self, charges: Counter[Charge]) -> bool:
-        if len(charges) == 1:
-            return _fits_alone(*next(iter(charges.items())), self.budget)
-        return self._epsilon(charges) <= self.budget.epsilon
+        """By the very comparison that calibration certifies where it composes exactly."""
+        ((charge, times), *others) = charges.items()
+        if others or (isinstance(charge.noise, UnaryNoise) and times > 1):
+            return self._epsilon(charges) <= self.budget.epsilon
+        return charge.delta(self.budget.epsilon, times) <= self.budget.delta
 
     def _refusal(self, names: list[str], before: Counter[Charge], asked: Counter[Charge]) -> str:
         spent, more, total = (self._epsilon(charges) for charges in (before, asked, before + asked))
@@ -216,11 +232,12 @@ class Ledger:
     def _what_fits(self, before: Counter[Charge], asked: Counter[Charge]) -> str:
         ((charge, times),) = asked.items()
         kinds = len(before) + 1
-        left = self.budget.epsilon - self._epsilon(before, kinds)
+        failure = _failure(before + asked)
+        left = self.budget.epsilon - self._epsilon(before, kinds, failure)
         try:
-            share = Budget(left, self.budget.delta / kinds)
+            share = Budget(left, (self.budget.delta - failure_delta(failure, self.budget.epsilon)) / kinds)
             mean = math.ceil(10 * calibrate(share, charge.changed, times).mean) / 10
-            while not self._fits(before + Counter({Charge(PoissonNoise(mean), charge.changed): times})):
+            while not self._fits(before + Counter({replace(charge, noise=PoissonNoise(mean)): times})):
                 mean = math.ceil(10 * mean * 1.0001) / 10
         except (InvalidInputError, AccountingError):  # no epsilon is left, or too little for any noise we can draw
             return "Nothing fits any more; ask users who have not taken part."
@@ -246,13 +263,19 @@ class Ledger:
         rows = self._db.execute("SELECT charge FROM releases WHERE cohort = ?", (cohort,))
         return Counter(_from_text(text) for (text,) in rows)
 
-    def _epsilon(self, charges: Counter[Charge], kinds: int | None = None) -> float:
+    def _epsilon(self, charges: Counter[Charge], kinds: int | None = None, failure: float | None = None) -> float:
         """Epsilon of all these charges to one user, when they are all, or `kinds` with others to come.
 
-        Equal charges compose exactly; different ones by adding up, delta shared out evenly, which is pessimistic.
+        Equal charges compose exactly; different ones by adding up, delta shared out evenly, which is pessimistic. That
+        the noise of any of them fails is accounted for apart, by the probability of all, those to come included.
         """
-        delta = _share(self.budget.delta, kinds or len(charges) or 1)
-        return _sum([_epsilon_alone(charge, times, delta) for charge, times in charges.items()])
+
+        def without_failure(delta: float) -> float:
+            share = _share(delta, kinds or len(charges) or 1)
+            return _sum([_epsilon_alone(charge, times, share) for charge, times in charges.items()])
+
+        fails = _failure(charges) if failure is None else failure
+        return epsilon_beside(fails, self.budget.delta, self.budget.epsilon, without_failure)
 
     def close(self) -> None:
         """Close the file; what was recorded stays."""
@@ -319,19 +342,18 @@ def _connect(address: str) -> sqlite3.Connection:
     return db
 
 
-@functools.lru_cache(maxsize=1024)
-def _fits_alone(charge: Charge, times: int, budget: Budget) -> bool:
-    """The very comparison that calibration certifies; remembered, as the batches of a run are mostly alike."""
-    if isinstance(charge.noise, UnaryNoise) and times > 1:
-        return _epsilon_alone(charge, times, budget.delta) <= budget.epsilon
-    return privacy_loss(charge.noise, charge.changed, times).delta(budget.epsilon) <= budget.delta
-
-
 def _epsilon_alone(charge: Charge, times: int, delta: float) -> float:
-    """Epsilon of equal charges: composed exactly, but of unary reports, where that is not known, added up."""
+    """Epsilon of equal charges whose noise does not fail: composed exactly; of unary reports, where that is not known,
+    added up.
+    """
     if isinstance(charge.noise, UnaryNoise):
         return _sum([privacy_loss(charge.noise, charge.changed).epsilon(_share(delta, times))] * times)
     return privacy_loss(charge.noise, charge.changed, times).epsilon(delta)
+
+
+def _failure(charges: Counter[Charge]) -> float:
+    """With which probability at most the noise of any of these fails."""
+    return _sum([times * charge.failure for charge, times in charges.items()])
 
 
 def _share(delta: float, parts: int) -> float:
@@ -364,7 +386,8 @@ def _to_text(charge: Charge) -> str:
     if law is None:
         raise ContractError(f"{charge.noise} is not a law the accountant can charge for.")
     changed = checks.whole("changed", charge.changed, least=2)
-    return json.dumps({"law": law, **asdict(charge.noise), "changed": changed})  # type: ignore[call-overload]
+    fields = {"law": law, **asdict(charge.noise), "changed": changed}  # type: ignore[call-overload]
+    return json.dumps(fields | ({"failure": charge.failure} if charge.failure else {}))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -372,6 +395,7 @@ def _from_text(text: str) -> Charge:
     try:
         fields = json.loads(text)
         changed = checks.whole("changed", fields.pop("changed"), least=2)
-        return Charge(_LAWS[fields.pop("law")](**fields), changed)
+        failure = checks.real("failure", fields.pop("failure", 0.0), above=0, below=1, closed=True)
+        return Charge(_LAWS[fields.pop("law")](**fields), changed, failure)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise sqlite3.DatabaseError(f"{text!r} is not a charge") from None

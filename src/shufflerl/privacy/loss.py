@@ -200,6 +200,31 @@ def privacy_loss(noise: Noise, changed: int, participations: int = 1) -> Privacy
     )
 
 
+def failure_delta(failure: float, epsilon: float) -> float:
+    """What delta grows by if noise may fail, with this probability at most in either of two neighbours.
+
+    If two releases are (epsilon, delta)-indistinguishable but for an event of probability p in either, they are so with
+    delta + p + e^epsilon p. Of several releases the probabilities add up.
+    """
+    return (1 + math.exp(min(epsilon, 700.0))) * failure * (1 + 4 * _ULP)
+
+
+def epsilon_beside(failure: float, delta: float, about: float, epsilon: Callable[[float], float]) -> float:
+    """An epsilon at delta if noise may fail too; `epsilon` tells it for what failing leaves of delta.
+
+    Failing takes more of delta the larger epsilon is. As long as epsilon is no more than `about`, that counts; if it is
+    more, what is told may be up to a hundredth too much.
+    """
+    if not failure:
+        return epsilon(delta)
+    while (left := math.nextafter(delta - failure_delta(failure, about), 0.0)) > 0:
+        found = epsilon(left)
+        if found <= about:
+            return found
+        about = 1.01 * found
+    return math.inf
+
+
 def even_changes(changed: int) -> int:
     """How many counters move, if as many can move up as down."""
     changed = whole("changed", changed, least=2)

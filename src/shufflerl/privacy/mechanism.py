@@ -33,7 +33,7 @@ from shufflerl.privacy import accounting
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.certificate import Certificate
 from shufflerl.privacy.ledger import Charge
-from shufflerl.privacy.loss import privacy_loss
+from shufflerl.privacy.loss import failure_delta
 
 Law_co = TypeVar("Law_co", bound=Noise, covariant=True)
 
@@ -105,7 +105,7 @@ class Mechanism(ABC, Generic[Law_co]):
         Noise that goes with the query is calibrated to within a hair of the budget, which may be thinner for a part.
         """
         charges = [self.charge(part, users) for part, users in self._costliest(query)]
-        epsilon = max(privacy_loss(own.noise, own.changed).epsilon(self.budget.delta) for own in charges)
+        epsilon = max(own.epsilon(self.budget) for own in charges)
         return Certificate(
             epsilon=max(self.budget.epsilon, epsilon) if self.scales else epsilon,
             delta=self.budget.delta,
@@ -160,12 +160,13 @@ class ShuffledPoisson(Mechanism[PoissonNoise]):
 
     Each user adds so much of its share that those of the honest fraction suffice, even if `excludable`, a share of all
     users, are left out who are all honest. `margin` is relative: who multiplies elsewhere what is divided here must
-    not round below what was certified. `spare` is the part of delta that is left to what else may go wrong.
+    not round below what was certified. `failure` is the probability that the noise of a batch is not all there, for
+    which delta has room.
     """
 
     excludable: float = 0.0
     margin: float = 0.0
-    spare: float = 0.0
+    failure: float = 0.0
 
     model: ClassVar[str] = "shuffle"
     description: ClassVar[str] = "one-bit messages with Poisson noise tags, shuffled per batch"
@@ -187,7 +188,8 @@ class ShuffledPoisson(Mechanism[PoissonNoise]):
             )
 
     def _relied_on(self, query: Query) -> PoissonNoise:
-        budget = Budget(self.budget.epsilon, self.budget.delta - self.spare)
+        fails = failure_delta(self.failure * self.participations, self.budget.epsilon)
+        budget = Budget(self.budget.epsilon, self.budget.delta - fails)
         return accounting.calibrate(budget, query.changed_counters, self.participations)
 
     def _noise(self, query: Query, users: int) -> PoissonNoise:
@@ -195,7 +197,8 @@ class ShuffledPoisson(Mechanism[PoissonNoise]):
         return accounting.drawable(mean, self.budget)
 
     def _charge(self, query: Query, users: int) -> Charge:
-        return Charge(self._relied_on(query), query.changed_counters * self.participations)
+        changed = query.changed_counters * self.participations
+        return Charge(self._relied_on(query), changed, self.failure * self.participations)
 
 
 @dataclass(frozen=True)
@@ -296,14 +299,23 @@ class ServersNoise(Mechanism[NoiseSum]):
 class StatedServers(ServersNoise):
     """Noise by the servers of laws that were stated, not calibrated: of the budget only delta counts.
 
-    `law` is that of the dummies, `own_law` the coordinator's: the same uncut, unless it says otherwise. What is charged
-    is whichever protects less.
+    `law` is that of the dummies, which is what is charged; `own_law` the coordinator's: the same uncut, unless it says
+    otherwise, and nothing that may protect less.
     """
 
     law: PoissonNoise | TruncatedLaplace | None = None
     own_law: PoissonNoise | DiscreteLaplace | None = None
 
     scales: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what one charge does not hold for."""
+        super().__post_init__()
+        if self.law is not None and self.own_law is not None and not accounting.covers(self.own_law, self.law):
+            raise InvalidInputError(
+                f"The shuffler's noise is {self.law}, the coordinator's {self.own_law}; expected of the coordinator "
+                "the same law uncut, or a wider one, so that one charge holds for both."
+            )
 
     def dummies(self, query: Query) -> PoissonNoise | TruncatedLaplace:
         """The stated law."""
@@ -313,11 +325,6 @@ class StatedServers(ServersNoise):
     def own(self, query: Query) -> PoissonNoise | DiscreteLaplace:
         """The stated law."""
         return super().own(query) if self.own_law is None else self.own_law
-
-    def _charge(self, query: Query, users: int) -> Charge:
-        changed, laws = query.changed_counters * self.participations, (self.dummies(query), self.own(query))
-        spent = [privacy_loss(law, changed).epsilon(self.budget.delta) for law in laws]
-        return Charge(laws[spent[1] > spent[0]], changed)
 
 
 class CentralNoise(Mechanism[GaussianNoise | DiscreteLaplace]):

@@ -47,7 +47,7 @@ def size_up(
     gamma = checks.fraction("gamma", gamma)
     by_users = checks.choice("noise", noise, SOURCES) == "users"
     mechanism = (ShuffledPoisson if by_users else ServersNoise)(budget, honest_fraction=gamma)
-    true_epsilon = privacy_loss(mechanism.charge(query).noise, changed).epsilon(delta)
+    true_epsilon = mechanism.charge(query).epsilon(budget)
 
     def figures(epsilon: float | None, true_epsilon: float | None, **noise: Any) -> dict[str, Any]:
         known = {"lambda": None, "noise_sd": None, "messages_per_user": None, "law": "binomial"} | noise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sqlite3
 from pathlib import Path
 from typing import Literal
@@ -115,8 +116,9 @@ def test_the_ledger_has_what_the_noise_of_the_honest_costs(tmp_path: Path, hones
     assert isinstance(said.noise, wire.NoiseByUsers)
     each = said.noise.mean / said.users
     cost = privacy_loss(PoissonNoise(honest * said.users * each), query.changed_counters)
-    assert coordinator.ledger.spent == pytest.approx(cost.epsilon(1e-5), rel=1e-9)
-    assert cost.epsilon(1e-5) <= 8.0
+    rare = (1 + math.exp(8.0)) * math.exp(-35)  # that some of it does not fit into a report
+    assert coordinator.ledger.spent == pytest.approx(cost.epsilon(1e-5 - rare), rel=1e-9)
+    assert cost.epsilon(1e-5) < coordinator.ledger.spent <= 8.0
     coordinator.close()
 
 

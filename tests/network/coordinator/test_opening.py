@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,8 @@ from tests.support.network_world import QUERY, crash_at, new_identity, protocol_
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 
+#: What is left of delta if noise that does not fit into a report has its part.
+DELTA = 1e-5 - (1 + math.exp(8.0)) * math.exp(-35)
 RUN = Run(
     MDP.problem(80), "sdp-pe", Budget(8.0, 1e-5), 7, {"first": 8}, transport="sums", excludable=0.2, noise="users"
 )
@@ -194,7 +197,7 @@ def test_who_is_excluded_is_counted_nowhere(system: System, monkeypatch: pytest.
     assert record.noise == seen[0].noise == PoissonNoise(mean * (users - 1) / users)
     assert seen[0].batch == record.batch
     assert seen[0].added_variance == record.noise.variance
-    spent = privacy_loss(PoissonNoise(mean * (1 - 1 / users)), protocol.query.changed_counters).epsilon(1e-5)
+    spent = privacy_loss(PoissonNoise(mean * (1 - 1 / users)), protocol.query.changed_counters).epsilon(DELTA)
     assert system.coordinator.ledger.spent == pytest.approx(spent, rel=1e-9)
     assert system.coordinator.ledger.spent <= 8.0
     assert system.coordinator.learner.episodes_played == users
@@ -208,7 +211,7 @@ def test_the_ledger_has_what_the_noise_of_the_honest_who_were_summed_costs(tmp_p
     system.fill(None)
     system.exclude()
     system.coordinator.absorb(system.release())
-    spent = privacy_loss(PoissonNoise(honest), query.changed_counters).epsilon(1e-5)
+    spent = privacy_loss(PoissonNoise(honest), query.changed_counters).epsilon(DELTA)
     assert system.coordinator.ledger.spent == pytest.approx(spent, rel=1e-9)
     assert spent <= 8.0
 
@@ -218,7 +221,7 @@ def test_too_many_that_cannot_be_opened_are_told_and_not_summed(system: System) 
     system.fill(*[None] * users)
     assert system.exclude().positions == list(range(users))
     assert system.release() == []
-    system.coordinator.reopen()
+    system.coordinator.reopen(filled=True)
     sent = system.fill()
     assert system.coordinator.exclusion is None  # of another attempt, nothing was said yet
     rate = float(protocol_of(system.agreed).rate)
@@ -249,6 +252,26 @@ def test_impossible_sums_are_refused_and_asked_again(system: System, by: int) ->
     system.exclude()
     system.coordinator.absorb(system.release())
     assert system.coordinator.ledger.releases == ["batch 0", "batch 0, attempt 1"]
+
+
+class ByLot(System):
+    """Whose users come if they are drawn."""
+
+    def mint(self) -> bytes:
+        key = wire.decode(Opening, self.shuffler.current(self.coordinator.task).opening.payload).envelope_key
+        return next(token for token in iter(super().mint, b"") if self.agreed.draws(key, token, 0))
+
+
+def test_a_spoilt_sum_draws_no_more_liars_than_before(tmp_path: Path) -> None:
+    everybody = 800
+    system = ByLot(tmp_path, dataclasses.replace(RUN, problem=MDP.problem(everybody), admission=2.0))
+    users = system.agreed.batch.users
+    for spoilt in range(3):
+        assert system.agreed.drawn == pytest.approx(2 * users / (everybody - spoilt * users))
+        system.fill(shift(30_000))
+        system.exclude()
+        with pytest.raises(SpoiltSumError):
+            system.coordinator.absorb(system.release())
 
 
 def test_a_possible_falsehood_is_not_seen(system: System) -> None:

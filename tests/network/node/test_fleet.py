@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from shufflerl.errors import StateMismatchError
@@ -28,6 +29,7 @@ from shufflerl.network.node.fleet import Fleet
 from shufflerl.network.node.outbox import Outbox
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Terms, UnacceptableError
+from shufflerl.network.web import contact
 from shufflerl.network.workers import pool
 from shufflerl.privacy.accounting import Budget
 from tests.network.node.test_node import ENV, TERMS, Place, check_sent, place, releases
@@ -112,7 +114,7 @@ def test_a_fleet_sends_those_who_are_drawn(place: Place, caplog: pytest.LogCaptu
     found: dict[bool, list[bytes]] = {True: [], False: []}
     while not found[True] or len(found[False]) < 3:
         token = place.world.mint()
-        found[place.world.checked().draws(token, 0)].append(token)
+        found[place.world.checked().draws(token)].append(token)
     (drawn, *_), others = found[True], found[False][:3]
     with fleet(place, [*others, drawn]) as nodes:
 
@@ -127,6 +129,35 @@ def test_a_fleet_sends_those_who_are_drawn(place: Place, caplog: pytest.LogCaptu
         assert (nodes.verdicts, nodes.unused, nodes.over) == ({"accepted": 1}, 3, False)
         assert len(nodes.ledger.releases) == 1
     assert place.world.store.unfinished()[0].accepted == 1
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_fleet_sends_those_whom_more_time_draws(
+    place: Place, forged: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody, until the shuffler has signed that it gave more time; a status that says so is believed by none."""
+    place.abort()
+    place.announce(0, 1, drawn=1e-9)
+    if forged:
+        told = contact.status
+        monkeypatch.setattr(contact, "status", lambda answer: msgspec.structs.replace(told(answer), extensions=60))
+    with fleet(place, [place.world.mint() for _ in range(2)]) as nodes:
+
+        async def until_told() -> None:
+            running = asyncio.create_task(nodes.run())
+            while "drawn for batch 0" not in caplog.text:
+                await asyncio.sleep(0.05)
+            asked = len(place.sent)
+            while len(place.sent) < asked + 5:
+                await asyncio.sleep(0.05)
+            assert (nodes.unused, nodes.verdicts) == (2, {})
+            await asyncio.to_thread(place.extend, 60)
+            await running
+
+        asyncio.run(asyncio.wait_for(until_told(), PATIENCE))
+    assert nodes.verdicts == {"accepted": 2}
+    assert place.accepted == 2
 
 
 def test_a_folder_of_one_run_is_refused_for_another(place: Place) -> None:
@@ -377,6 +408,7 @@ def test_workers_end_with_their_role_even_if_it_is_killed(tmp_path: Path) -> Non
     script = tmp_path / "role.py"
     script.write_text("""
 import os, time
+from shufflerl.network.web import contact
 from shufflerl.network.workers import pool
 if __name__ == "__main__":
     print(pool(1).submit(os.getpid).result(), flush=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import secrets
 import sqlite3
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,11 +38,11 @@ from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.network.web import contact
 from shufflerl.noise import PoissonNoise
-from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.accounting import Budget, calibrate
 from shufflerl.privacy.loss import privacy_loss
 from tests.network.web.test_http import serving
 from tests.support.network_world import PROBLEM, QUERY, Crash, World, agreement_of, new_identity
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
 ENV = TabularEnv(riverswim(np.random.default_rng(0), n_states=2, horizon=2))
@@ -115,6 +118,17 @@ class Place:
         submit(self.world.shuffler.advance).result()
         submit(self.world.scrub, number).result()
 
+    def extend(self, times: int = 1) -> None:
+        """The open batch is given more time; 60 times, and everybody is drawn."""
+        store = self.world.store
+
+        def extend() -> None:
+            for _ in range(times):
+                (batch,) = store.unfinished()
+                store.extend(batch.id, batch.deadline + 1, before=batch.deadline)
+
+        self._server._owner.submit(extend).result()
+
     def abort(self) -> None:
         """The open batch comes to nothing."""
         (batch,) = self.world.store.unfinished()
@@ -181,6 +195,21 @@ def test_another_run_composes_against_the_same_budget(place: Place) -> None:
             take_part(ENV, second, terms, token, node.ledger)
         node.close()
         place.world.task = bytes(reversed(place.world.task))
+
+
+def test_what_may_not_fit_into_a_report_is_charged_for_every_run(place: Place) -> None:
+    """Of two runs that fit but for it, and that each are within the terms, the second is refused."""
+    budget, lost = Budget(8.0, 1e-10), (1 + math.exp(8.0)) * math.exp(-35)
+    for reserved, fits in ((1, False), (2, True)):
+        mean = calibrate(Budget(8.0, 1e-10 - reserved * lost), 6, 2).mean
+        node = place.node(f"{reserved}", terms=Terms(budget, min_batch_size=2))
+        for number in range(2):
+            place.world.task = secrets.token_bytes(wire.TASK_BYTES)
+            place.announce(noise_mean=mean)
+            with contextlib.nullcontext() if fits or not number else pytest.raises(BudgetExceededError):
+                node._prepare(place.world.checked())
+        assert node.ledger.spent <= 8.0
+        node.close()
 
 
 def test_a_node_that_was_killed_sends_the_very_same_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,20 +358,69 @@ def test_a_node_that_is_not_drawn_waits_says_so_once_and_is_charged_for_nothing(
     node.close()
 
 
-def test_a_report_whose_token_is_not_drawn_is_kept_and_sent_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """How often a batch was extended is told unsigned: who lies about it spends no node's report."""
+def test_a_node_is_told_of_false_extensions_in_vain(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status is not signed. What the shuffler did not sign draws nobody: nothing is charged, played or sent."""
     place.abort()
     place.announce(0, 1, drawn=1e-9)
     node, told = place.node("a"), contact.status
+    monkeypatch.setattr(contact, "status", lambda answer: msgspec.structs.replace(told(answer), extensions=60))
+    monkeypatch.setattr(module, "play", lambda *_: pytest.fail("it must not play"))
+    with pytest.raises(TimeLimitError, match="this node is not drawn for it"):
+        node.participate(timeout=1.0)
+    assert releases(place.folder / "a" / "ledger.db") == []
+    assert not [sent for sent in place.sent if sent.line.endswith("reports")]
+    node.close()
+
+
+def test_a_node_takes_part_once_more_time_has_drawn_it(place: Place) -> None:
+    """It waits, uncharged, and finds by itself when it is drawn; its report is taken."""
+    place.abort()
+    place.announce(0, 1, drawn=0.01)
+    token = next(token for token in iter(place.world.mint, b"") if not place.world.checked().draws(token))
+    place.tokens["a"] = token
+    node = place.node("a")
+    for _ in range(8):  # until everybody is drawn, at the latest
+        if place.world.checked().draws(token):
+            break
+        with pytest.raises(TimeLimitError, match="not drawn"):
+            node.participate(timeout=0.3)
+        assert releases(place.folder / "a" / "ledger.db") == []
+        place.extend()
+    assert node.participate() == Receipt(0, "accepted")
+    node.close()
+
+
+def test_a_node_that_waits_hears_of_more_time(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.abort()
+    place.announce(0, 1, drawn=1e-9)
+    node = place.node("a")
+
+    def extend_until_all_are_drawn() -> None:
+        until(lambda: "drawn for batch 0" in caplog.text)
+        place.extend(60)
+
+    with ThreadPoolExecutor(1) as other:
+        done = other.submit(extend_until_all_are_drawn)
+        assert node.participate(timeout=PATIENCE) == Receipt(0, "accepted")
+        done.result(PATIENCE)
+    node.close()
+
+
+def test_a_report_whose_token_is_not_drawn_is_kept_and_sent_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another front end may not have heard of an extension yet: that spends no node's report."""
+    node, refused = place.node("a"), list[int]()
+
+    def unheard(*_: object) -> None:
+        refused.append(1)
+        raise ProblemError(wire.Reason.not_drawn, "Of all tokens 0.02 are drawn for batch 0, and this one is not.")
+
     with monkeypatch.context() as patch:
-        patch.setattr(contact, "status", lambda answer: msgspec.structs.replace(told(answer), extensions=60))
+        patch.setattr(place.world.shuffler, "_check_report", unheard)
         with pytest.raises(TimeLimitError, match="was not delivered in time and is kept"):
             node.participate(timeout=1.0)
-    for _ in range(60):  # until everybody is drawn
-        (batch,) = place.world.store.unfinished()
-        place._server._owner.submit(place.world.store.extend, batch.id, batch.deadline).result()
+    assert refused
     assert node.participate() == Receipt(0, "accepted")
     assert len(releases(place.folder / "a" / "ledger.db")) == 1
     node.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from fractions import Fraction
 from functools import partial
@@ -20,7 +21,7 @@ from shufflerl.counts import Batch, CountQuery, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.network.node.reporting import check_signatures, randomize_episode, within_support
-from shufflerl.network.protocol import agreement, masking, wire
+from shufflerl.network.protocol import agreement, wire
 from shufflerl.network.protocol.agreement import UnacceptableError, by_users, parse_announcement
 from shufflerl.network.protocol.wire import OpenBatch, ProblemError, Reason, Signed, Transport
 from shufflerl.noise import PoissonNoise
@@ -137,7 +138,7 @@ def test_whoever_is_left_adds_what_is_certified_and_hardly_more(honest: float, s
     """The honest less those who may be excluded, exactly."""
     announced = by_users(Budget(1.0, 1e-5), honest, share * honest)
     left = Fraction(announced.noise(QUERY).mean) * (Fraction(honest) - Fraction(announced.excludable))
-    certified = calibrate(Budget(1.0, 1e-5 - masking.overflow(1.0)), QUERY.changed_counters).mean
+    certified = calibrate(Budget(1.0, 1e-5 - (1 + math.e) * math.exp(-35)), QUERY.changed_counters).mean
     assert announced.charge(QUERY).noise.variance == certified >= NEEDED
     assert certified <= left <= certified * (1 + 1e-11)
 
@@ -146,7 +147,6 @@ def test_whoever_is_left_adds_what_is_certified_and_hardly_more(honest: float, s
 def test_delta_has_room_for_noise_that_does_not_fit_into_a_report(epsilon: float) -> None:
     """At either of two neighbours with probability exp(-35): it may cost 1 + e^epsilon times that."""
     budget, cost = Budget(epsilon, 1e-5), (1 + math.exp(epsilon)) * math.exp(-35)
-    assert masking.overflow(epsilon) == pytest.approx(cost)
     announced = by_users(budget, 1.0).noise(QUERY)
     assert privacy_loss(announced, QUERY.changed_counters).delta(epsilon) + cost <= budget.delta
     terms(epsilon=epsilon).check(agreement_of(World(), noise_mean=announced.mean))
@@ -305,8 +305,12 @@ def test_a_move_outside_the_announced_support_is_reported_as_one_inside() -> Non
         agreed.query.tags(episode)
     inside = within_support(batch.table_query, episode)
     assert inside.states.tolist() == [[0, 1, 1]]
-    assert len(randomize_episode(agreed, episode)) >= 5
-    assert len(set(agreed.query.groups[agreed.query.tags(inside)[0]])) == 5
+    for path in itertools.product(range(3), repeat=3):  # whichever of its moves are outside, the last one too
+        episode = Trajectories([path], [[0, 0, 0]], [[0, 1, 1]])
+        inside = within_support(batch.table_query, episode)
+        assert inside.states.tolist() == [[path[0], 1, 1]]
+        assert len(randomize_episode(agreed, episode)) >= 5
+        assert len(set(agreed.query.groups[agreed.query.tags(inside)[0]])) == 5
 
 
 @pytest.mark.parametrize(("users", "noise"), [(2, 300.0), (1000, 300.0), (10**12, 300.0), (10**6, 4e9)])

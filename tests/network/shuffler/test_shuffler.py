@@ -298,6 +298,14 @@ def test_an_overdue_batch_is_extended_never_released_short(world: World) -> None
     assert sorted(world.tags(world.collect())) == list(range(3, 12))
 
 
+def test_an_overdue_batch_that_nobody_answered_is_aborted_too() -> None:
+    world = World(limits=Limits(min_batch_size=1, timeout=100.0, when_late="abort"))
+    world.announce()
+    world.now += 100.0
+    world.shuffler.advance()
+    assert world.shuffler.status(world.task).state == State.aborted
+
+
 def test_an_overdue_batch_can_be_aborted_and_announced_again() -> None:
     world = World(limits=Limits(min_batch_size=1, timeout=100.0, when_late="abort"))
     world.announce()
@@ -400,6 +408,21 @@ def test_a_disk_too_full_for_reports_is_trouble_until_one_is_stored(tmp_path: Pa
     assert "full" in (world.shuffler.trouble or "")
     free(store)
     world.upload(world.report())
+    assert world.shuffler.trouble is None
+    store.close()
+
+
+def test_a_disk_too_full_for_an_announcement_is_trouble_until_it_is_stored(tmp_path: Path) -> None:
+    """A shuffler that cannot begin is not ready, though nobody has sent it a report."""
+    store = SQLiteStore(tmp_path / "shuffler.db")
+    world = World(store=store, users=200)
+    fill(store)
+    with pytest.raises(StorageError):
+        world.announce(policies=np.zeros((1000, 2, 2), dtype="<u2").tobytes(), weights=[0.001] * 1000)
+    assert world.shuffler.advance()
+    assert "full" in (world.shuffler.trouble or "")
+    free(store)
+    world.announce()
     assert world.shuffler.trouble is None
     store.close()
 

@@ -90,7 +90,7 @@ def test_an_abort_that_was_not_finished_is_finished_by_another(front: Front, mon
     with pytest.raises(Crash):
         dying.abort(ID)
     until(lambda: other.add(ID, REPORTS[1:2]) == [Reason.late])
-    other.extend(ID, 99.0)
+    other.extend(ID, 99.0, before=ROW.deadline)
     assert state_of(other) == State.aborted
     assert other.add(ID, REPORTS[:2]) == [Reason.replayed, Reason.late]
     until(lambda: not front.streams())

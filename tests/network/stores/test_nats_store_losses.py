@@ -41,7 +41,7 @@ def test_an_acknowledgement_that_was_lost(front: Front, monkeypatch: pytest.Monk
     monkeypatch.setattr(store._broker._jetstream, "publish", losing)
     assert store.add(ID, REPORTS[:2]) == [None, None]
     lost = 1
-    store.extend(ID, 99.0)
+    store.extend(ID, 99.0, before=ROW.deadline)
     assert store.add(ID, REPORTS) == [Reason.duplicate, Reason.duplicate, None]
     lost = 1
     assert store.keep(ID, "order", b"first") == b"first"

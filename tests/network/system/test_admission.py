@@ -24,8 +24,8 @@ from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.network.coordinator.coordinator import Coordinator, Run
 from shufflerl.network.node.reporting import check_signatures, make_report, play
 from shufflerl.network.protocol import crypto, wire
-from shufflerl.network.protocol.agreement import parse_announcement
-from shufflerl.network.protocol.wire import Action, ProblemError, Reason, State, Transport
+from shufflerl.network.protocol.agreement import UnacceptableError, parse_announcement
+from shufflerl.network.protocol.wire import Action, Opening, ProblemError, Reason, State, Transport
 from shufflerl.network.shuffler.shuffler import Limits
 from shufflerl.privacy.accounting import Budget
 from tests.support.network_world import World, agreement_of, pretend_to_seal
@@ -81,7 +81,7 @@ def test_the_shuffler_takes_whom_nodes_find_drawn_and_no_other(
         assert there.shuffler.advance()
     assert there.shuffler.status(there.task).extensions == extensions
     checked, tokens = there.checked(), [there.mint() for _ in range(8)]
-    found = [checked.draws(token, extensions) for token in tokens]
+    found = [checked.draws(token) for token in tokens]
     outcomes = there.upload(*(there.report(token) for token in tokens))
     assert [there.reason(outcome) for outcome in outcomes] == [None if own else Reason.not_drawn for own in found]
     assert there.shuffler.refused[Reason.not_drawn] == found.count(False)
@@ -103,10 +103,10 @@ def test_every_extension_draws_twice_as_many_and_in_the_end_all() -> None:
 def test_who_was_not_drawn_has_spent_nothing_and_is_drawn_later() -> None:
     there = World(users=50)
     there.announce(drawn=0.02)
-    token = next(token for token in iter(there.mint, b"") if not there.checked().draws(token, 0))
+    token = next(token for token in iter(there.mint, b"") if not there.checked().draws(token))
     report = there.report(token)
     assert there.reason(there.upload(report)[0]) == Reason.not_drawn
-    while not there.checked().draws(token, there.shuffler.status(there.task).extensions):
+    while not there.checked().draws(token):
         there.now += there.limits.timeout
         assert there.shuffler.advance()
     assert there.upload(report)[0].problem is None
@@ -116,15 +116,65 @@ def test_time_that_another_process_gave_counts() -> None:
     """A front end that has not heard of it would refuse a node that another one has told so."""
     there = World(users=50)
     there.announce(drawn=0.02)
-    token = next(token for token in iter(there.mint, b"") if not there.checked().draws(token, 0))
+    token = next(token for token in iter(there.mint, b"") if not there.checked().draws(token))
     report, stale = there.report(token), there.store.unfinished()[0]
     there.now += there.limits.timeout
-    while not there.checked().draws(token, there.shuffler.status(there.task).extensions):
+    while not there.checked().draws(token):
         assert there.shuffler.advance()
         there.now += there.limits.timeout
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(there.store, "get", lambda _: stale)
         there.shuffler._check_report(stale.id, report)
+
+
+def test_one_timeout_draws_twice_as_many_whoever_sees_it() -> None:
+    """Front ends that share a store look at the clock at once, and some of them act late."""
+    there = World(users=50)
+    there.announce(drawn=0.02)
+    for more in range(1, 4):
+        there.now += there.limits.timeout
+        seen = there.store.unfinished()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(there.store, "unfinished", lambda seen=seen: seen)
+            for _ in range(3):
+                there.now += 1.0
+                there.restart()
+                assert there.shuffler.advance()
+        assert there.shuffler.status(there.task).extensions == there.checked().extensions == more
+
+
+def test_only_the_shuffler_says_that_a_batch_has_more_time() -> None:
+    """It signs how often. Nobody else can make a node take itself for drawn, nor can the opening of another batch."""
+    there = World(users=50)
+    there.announce(drawn=0.02)
+    first = there.shuffler.current(there.task)
+    there.now += there.limits.timeout
+    assert there.shuffler.advance()
+    extended = there.shuffler.current(there.task)
+    assert (check_signatures(there.invitation, first).extensions, there.checked().extensions) == (0, 1)
+    said = wire.decode(Opening, extended.opening.payload)
+    forged = msgspec.structs.replace(
+        extended.opening, payload=wire.encode(msgspec.structs.replace(said, extensions=60))
+    )
+    for opening in (forged, there.coordinator.sign(msgspec.structs.replace(said, extensions=60))):
+        with pytest.raises(ProblemError, match="not signed by the key"):
+            check_signatures(there.invitation, msgspec.structs.replace(extended, opening=opening))
+    there.store.abort(there.store.unfinished()[0].id)
+    there.announce(0, 1, drawn=0.02)
+    again = there.shuffler.current(there.task)
+    assert there.checked().extensions == 0
+    with pytest.raises(UnacceptableError, match="a key made for another batch"):
+        check_signatures(there.invitation, msgspec.structs.replace(again, opening=extended.opening))
+
+
+def test_where_nobody_is_drawn_an_opening_stays_as_it_was() -> None:
+    there = World(users=50)
+    there.announce()
+    first = there.shuffler.current(there.task)
+    there.now += there.limits.timeout
+    assert there.shuffler.advance()
+    assert there.shuffler.current(there.task) == first
+    assert "extensions" not in msgspec.msgpack.decode(first.opening.payload)
 
 
 @pytest.mark.parametrize("drawn", [0.0, -0.1, 1.0, 1.5, math.nan, math.inf, "0.5", None])
@@ -145,6 +195,7 @@ def test_the_announced_share() -> None:
     assert run.drawn(BATCH, 0, 1) == 0.4
     assert run_of(1000, admission=2, enrolled=4000).drawn(BATCH, 0, 0) == 0.05
     assert run_of(1000).drawn(BATCH, 0, 0) == 1.0
+    assert run_of(1000, admission=2).drawn(BATCH, 1000, 0) == run_of(1000, admission=2).drawn(BATCH, 1100, 0) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -188,7 +239,7 @@ class Users:
             number, attempt, signed = self.coordinator.pending
             status = shuffler.announce(signed)
             checked = check_signatures(there.invitation, shuffler.current(there.task))
-            drawn = [token for token in self.waiting if checked.draws(token, status.extensions)]
+            drawn = [token for token in self.waiting if checked.draws(token)]
             came = drawn[: status.users - status.accepted]
             reports = (make_report(checked, play(ENV, checked.agreement), token) for token in came)
             assert all(outcome.problem is None for outcome in there.upload(*reports, number=number, attempt=attempt))
@@ -236,6 +287,40 @@ def test_liars_who_come_first_are_no_more_than_their_share_of_the_drawn(
     assert there.waiting == []
     assert there.world.shuffler.accepted == users
     there.coordinator.close()
+
+
+@pytest.mark.parametrize("enrolled", [None, 1000])
+def test_of_those_who_have_not_played_as_many_are_drawn_for_each_batch(tmp_path: Path, enrolled: int | None) -> None:
+    """Twice its users on average, in the last batch as in the first: what is announced, and who is drawn."""
+    there = Users(tmp_path, run_of(600, admission=2, enrolled=enrolled), enrolled or 600)
+    while there.coordinator.pending is not None:
+        left = len(there.waiting)
+        said = parse_announcement(there.coordinator.pending[2].payload)
+        assert said.drawn * left == pytest.approx(min(left, 2 * BATCH), rel=1e-12)
+        assert len(there.step()) == BATCH
+    assert len(there.waiting) == (enrolled or 600) - 600
+    there.coordinator.close()
+
+
+def test_a_batch_that_was_filled_in_vain_draws_no_more_than_before(tmp_path: Path) -> None:
+    """Liars who spoil masked sums would else have ever more of their kind drawn. Those who came are gone."""
+    coordinator = Coordinator(tmp_path, run_of(1000, admission=2))
+
+    def announced() -> tuple[int, float]:
+        assert coordinator.pending is not None
+        _, attempt, signed = coordinator.pending
+        return attempt, round(parse_announcement(signed.payload).drawn, 12)
+
+    assert announced() == (0, 0.2)
+    coordinator.reopen(filled=True)
+    assert announced() == (1, round(2 * BATCH / (1000 - BATCH), 12))
+    coordinator.reopen()
+    assert announced() == (2, round(2 * 2 * BATCH / (1000 - BATCH), 12))
+    coordinator.close()
+    coordinator = Coordinator(tmp_path, run_of(1000, admission=2))
+    coordinator.reopen(filled=True)
+    assert announced() == (3, round(2 * 2 * BATCH / (1000 - 2 * BATCH), 12))
+    coordinator.close()
 
 
 @pytest.mark.parametrize("when_late", ["extend", "abort"])

@@ -6,6 +6,7 @@ drawn once for a batch, whoever dies when.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ from shufflerl.arrays import IntArray
 from shufflerl.counts import Release
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
-from shufflerl.errors import ContractError, InvalidInputError
+from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
 from shufflerl.network import faults
 from shufflerl.network.coordinator import coordinator
 from shufflerl.network.coordinator.coordinator import Coordinator, Run, SpoiltSumError
@@ -32,7 +33,8 @@ from shufflerl.network.shuffler import dummies, mixing
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import BatchId, SQLiteStore
 from shufflerl.noise import DiscreteLaplace, NoiseSum, PoissonNoise, TruncatedLaplace
-from shufflerl.privacy.accounting import Budget
+from shufflerl.privacy.accounting import Budget, calibrate
+from shufflerl.privacy.ledger import Ledger
 from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ServersNoise
 from shufflerl.privacy.protocol import noise_counts
@@ -591,6 +593,21 @@ def test_whether_a_sum_is_impossible_is_told_from_noisy_counts_alone(
                 assert not refused
 
 
+@pytest.mark.parametrize(
+    ("dummies", "own"),
+    [(PoissonNoise(300.0), PoissonNoise(400.0)), (TruncatedLaplace(4.0, 60), DiscreteLaplace(5.0))],
+)
+def test_counts_are_unbiased_whichever_law_either_server_draws(
+    dummies: PoissonNoise | TruncatedLaplace, own: PoissonNoise | DiscreteLaplace
+) -> None:
+    """Drawn as the servers draw; their mean is off by six deviations with 2e-9."""
+    source, draws = Servers(QUERY, 5, dummies, own), 20_000
+    sent = 7 + noise_counts(dummies, draws) + noise_counts(own, draws)
+    values = source.values(sent, 5)
+    assert abs(values.mean() - 7) < 6 * source.noise(5).sd / np.sqrt(draws)
+    assert values.std() == pytest.approx(source.noise(5).sd, rel=0.1)
+
+
 # What nodes accept.
 
 
@@ -611,8 +628,35 @@ def test_a_node_computes_what_either_server_protects_from() -> None:
     for laws in little:
         with pytest.raises(UnacceptableError, match=r"by the shuffler and .* by the coordinator"):
             terms().check(agreement_of(World(servers=laws)))
+    for laws in little[1:]:
         charge = terms().charge(agreement_of(World(servers=laws)))
         assert privacy_loss(charge.noise, charge.changed).delta(1.0) > 1e-5
+
+
+def test_one_charge_holds_for_both_servers_however_many_runs() -> None:
+    """Of laws of two kinds that cost the same in one run, Laplace noise costs far more in many: a ledger that went by
+    the other would let a user be asked again and again. So nodes accept one kind, and charge what protects less.
+    """
+    laplace, changed = TruncatedLaplace(6.0, 200), QUERY.changed_counters
+    poisson = calibrate(Budget(1.01 * privacy_loss(laplace, changed).epsilon(1e-5), 1e-5), changed)
+    assert privacy_loss(laplace, changed, 32).epsilon(1e-5) > 1.5 * privacy_loss(poisson, changed, 32).epsilon(1e-5)
+    for laws in (NoiseSum((laplace, poisson)), NoiseSum((poisson, DiscreteLaplace(6.0)))):
+        agreed = agreement_of(World(servers=laws))
+        with pytest.raises(UnacceptableError, match=r"the same law uncut, or a wider one"):
+            terms(8.0).check(agreed)
+        with pytest.raises(InvalidInputError, match=r"the same law uncut, or a wider one"):
+            terms(8.0).charge(agreed)
+    for added, own in ((laplace, DiscreteLaplace(6.0)), (laplace, DiscreteLaplace(9.0)), (poisson, poisson)):
+        agreed = agreement_of(World(servers=NoiseSum((added, own))))
+        terms(8.0).check(agreed)
+        charge, ledger = terms(8.0).charge(agreed), Ledger("node", Budget(8.0, 1e-5))
+        runs = 0
+        with contextlib.suppress(BudgetExceededError):
+            for runs in range(100):
+                ledger.record(f"run {runs}", charge, cohort="this node")
+        for law in (added, own):
+            assert privacy_loss(law, changed, runs).epsilon(1e-5) <= 8.0
+        assert privacy_loss(added, changed, runs + 1).epsilon(1e-5) > 8.0
 
 
 @pytest.mark.parametrize("mode", ["users", "servers"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -135,7 +136,7 @@ class CoordinatorServer:
         if (status.batch, status.attempt) != (number, attempt):
             self._shuffler_status = None  # the shuffler forgot the batch: announce it again
         elif status.state == State.aborted or (status.state == State.released and status.chunks == 0):
-            await self._owner.run(run.reopen)
+            await self._owner.run(partial(run.reopen, filled=status.state == State.released))
             logs.event("announced again", batch=number, attempt=attempt + 1)
         elif status.state == State.released:
             released = time.monotonic()

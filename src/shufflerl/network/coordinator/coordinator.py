@@ -100,15 +100,15 @@ class Run:
             checks.whole("enrolled", self.enrolled, least=self.problem.episodes)
         warn_if_weak(self.budget, self.problem.episodes)
 
-    def drawn(self, users: int, played: int, attempt: int) -> float:
+    def drawn(self, users: int, played: int, late: int) -> float:
         """The share of all tokens that is drawn for a batch of so many users, after so many have played.
 
-        Twice as many at each attempt: of those who were drawn before too few came.
+        Twice as many for each attempt that was too `late`: of those who were drawn for it too few came.
         """
         if self.admission is None:
             return 1.0
-        left = (self.enrolled or self.problem.episodes) - played
-        return min(1.0, self.admission * users * 2.0 ** min(attempt, 64) / left)
+        left = max(1, (self.enrolled or self.problem.episodes) - played)
+        return min(1.0, self.admission * users * 2.0 ** min(late, 64) / left)
 
     @property
     def identity(self) -> str:
@@ -226,6 +226,22 @@ class Coordinator:
         share = agreed.source.noise(counted.users).variance / agreed.source.noise(asked.users).variance
         return tuple(variance * share for variance in variances)
 
+    def _drawn(self, batch: Batch, attempt: int) -> float:
+        """The share of all tokens that is drawn for an attempt at a batch.
+
+        Those whose reports were of no use have played as well; that they filled the batch is no reason to draw more.
+        """
+        sizes = dict(self._db.execute("SELECT number, users FROM batches WHERE number <= ?", (batch.index,)))
+        wasted = self._wasted()
+        played = sum(users for number, users in sizes.items() if number < batch.index)
+        played += sum(sizes[number] for number in wasted)
+        return self.run.drawn(batch.users, played, attempt - wasted.count(batch.index))
+
+    def _wasted(self) -> list[int]:
+        """The batch of each attempt that was filled in vain."""
+        row = self._db.execute("SELECT value FROM run WHERE key = 'wasted'").fetchone()
+        return [] if row is None else list(msgspec.msgpack.decode(row[0], type=list[int]))
+
     def _announce(self, batch: Batch, attempt: int) -> None:
         key = crypto.new_box_key()
         noise = self.run.mechanism().noise(batch.query)
@@ -237,8 +253,6 @@ class Coordinator:
         if transport == Transport.sums:
             excludable = int(self.run.excludable * batch.users)
             noise = self.run.mechanism(excludable / batch.users).noise(batch.query)
-        before = "SELECT COALESCE(SUM(users), 0) FROM batches WHERE number < ?"
-        (played,) = self._db.execute(before, (batch.index,)).fetchone()
         announcement = agreement.announce(
             batch,
             noise,
@@ -248,7 +262,7 @@ class Coordinator:
             transport=transport,
             excludable=excludable,
             problem=self.run.problem,
-            drawn=self.run.drawn(batch.users, played, attempt),
+            drawn=self._drawn(batch, attempt),
         )
         signed = self.identity.sign(announcement)
         # What everybody would refuse is not stored, and so not announced.
@@ -272,12 +286,18 @@ class Coordinator:
         """A signed request about a full batch."""
         return self.identity.sign(Command(task=self.task, batch=number, attempt=attempt, action=action, chunk=chunk))
 
-    def reopen(self) -> None:
-        """The batch came to nothing: announce it again, to other users, with a new key."""
+    def reopen(self, *, filled: bool = False) -> None:
+        """The batch came to nothing: announce it again, to other users, with a new key.
+
+        Too few came, or it was `filled` and what they sent is of no use.
+        """
         waiting, pending = self.learner.next_batch(), self.pending
         if waiting is None or pending is None:
             raise ContractError("No batch is waiting for an answer; there is nothing to announce again.")
         with database.transaction(self._db):
+            if filled:
+                wasted = msgspec.msgpack.encode([*self._wasted(), waiting.index])
+                self._db.execute("INSERT OR REPLACE INTO run VALUES ('wasted', ?)", (wasted,))
             self._announce(waiting, pending[1] + 1)
         database.erase(self._db)
 
@@ -419,7 +439,7 @@ class Coordinator:
         low, high = agreed.source.count_range
         noisy = masking.signed(masking.words(sent, size) - self._opener.masks(each, counters, size) + own, low)
         if (wrong := np.flatnonzero(noisy > high)).size:
-            self.reopen()
+            self.reopen(filled=True)
             raise SpoiltSumError(
                 f"Counter {wrong[0]} of batch {number}, attempt {agreed.announcement.attempt}, is "
                 f"{noisy[wrong[0]]:,} modulo 2^{8 * size}; {len(each):,} honest users raise it to {high:,} at most. "

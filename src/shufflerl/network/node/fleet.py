@@ -19,7 +19,7 @@ import httpx2
 from shufflerl.network.node.composing import check, checked_batch, compose
 from shufflerl.network.node.node import Backoff, settled
 from shufflerl.network.node.outbox import Outbox, Parcel
-from shufflerl.network.node.reporting import Invitation
+from shufflerl.network.node.reporting import Checked, Invitation
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Terms
 from shufflerl.network.protocol.wire import BatchStatus, ProblemError, Reason, Report, State, Upload
@@ -132,7 +132,8 @@ class Fleet:
             try:
                 status = contact.status(await client.get(f"/v1/tasks/{task}/status"))
                 # Who was not drawn stays so until there is another batch, or this one is given more time.
-                lots, batch = (status.batch, status.attempt, status.extensions), b""
+                batch = b""
+                lots = (status.batch, status.attempt, status.extensions)
                 if status.state == State.open and status.accepted < status.users and lots != in_vain:
                     batch = contact.content(await client.get(f"/v1/tasks/{task}/batch"))
             except (httpx2.HTTPError, ProblemError) as reason:
@@ -144,17 +145,17 @@ class Fleet:
             if status.state == State.finished:
                 return None
             if batch:
-                if drawn := self._drawn(status, batch):
+                checked = checked_batch(batch, self._invitation)
+                if drawn := self._drawn(status, checked):
                     return drawn, batch
-                in_vain = lots
+                in_vain = (*lots[:2], checked.extensions)  # as they were drawn, not as the status has it unsigned
             await asyncio.sleep(self._poll)
 
-    def _drawn(self, status: BatchStatus, batch: bytes) -> list[str]:
+    def _drawn(self, status: BatchStatus, checked: Checked) -> list[str]:
         """As many nodes as the batch still wants, of those that are drawn for it."""
-        checked = checked_batch(batch, self._invitation)
         if not checked.is_of(status):  # it is over already
             return []
-        drawn = (node for node in self._waiting if checked.draws(self._tokens[node], status.extensions))
+        drawn = (node for node in self._waiting if checked.draws(self._tokens[node]))
         if not (some := list(itertools.islice(drawn, status.users - status.accepted))):
             self._contact.not_drawn(status.batch)
         return some

@@ -146,11 +146,12 @@ class Node:
                     )
                 trouble = f"batch {status.batch} is {status.state}"
                 if status.state == State.open and status.accepted < status.users:
-                    if offered is None or not offered.is_of(status):
+                    # How often it was extended is told unsigned here, and believed as the batch has it, signed.
+                    if offered is None or not offered.is_of(status) or offered.extensions < status.extensions:
                         batch = wire.decode(OpenBatch, contact.content(self._client.get(f"/v1/tasks/{task}/batch")))
                         offered = check_signatures(self._invitation, batch)
                     if offered.is_of(status):
-                        if offered.draws(self._token, status.extensions):
+                        if offered.draws(self._token):
                             self._contact.answered()
                             return offered
                         trouble = f"{trouble}, and this node is not drawn for it"

@@ -17,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from shufflerl import checks
@@ -129,15 +130,16 @@ class Checked:
 
     agreement: Agreement
     envelope_key: bytes
+    extensions: int = 0
 
     def is_of(self, status: wire.BatchStatus) -> bool:
         """Whether it is this batch that is told of."""
         announcement = self.agreement.announcement
         return (announcement.batch, announcement.attempt) == (status.batch, status.attempt)
 
-    def draws(self, token: bytes, extensions: int) -> bool:
-        """Whether the token is drawn for the batch, which was given more time so often."""
-        return self.agreement.draws(self.envelope_key, token, extensions)
+    def draws(self, token: bytes) -> bool:
+        """Whether the token is drawn for the batch, which was given more time as often as its shuffler signed."""
+        return self.agreement.draws(self.envelope_key, token, self.extensions)
 
 
 def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
@@ -155,7 +157,8 @@ def check_signatures(invitation: Invitation, batch: OpenBatch) -> Checked:
             "The shuffler offers a batch of another run, or a key made for another batch; this node does not take "
             "part. Check the task in its invitation."
         )
-    return Checked(agreement, opening.envelope_key)
+    extensions = 0 if opening.extensions is msgspec.UNSET else opening.extensions
+    return Checked(agreement, opening.envelope_key, extensions)
 
 
 def check_environment(env: Any, agreement: Agreement) -> None:

@@ -280,15 +280,16 @@ def mechanism(
 
 def by_users(budget: Budget, honest_fraction: float = 1.0, excludable: float = 0.0) -> ShuffledPoisson:
     """Noise by the users: so much that what the honest add suffices, less what may be excluded or not fit."""
+    from shufflerl.privacy.loss import failure_delta
     from shufflerl.privacy.mechanism import ShuffledPoisson
 
-    if (spare := masking.overflow(budget.epsilon)) > budget.delta / 2:
+    if (spare := failure_delta(masking.OVERFLOW, budget.epsilon)) > budget.delta / 2:
         raise InvalidInputError(
             f"epsilon is {budget.epsilon:g}: that noise may not fit into a report then takes delta {spare:.2g}, more "
             f"than half of {budget.delta:g}. Use an epsilon below {math.log(budget.delta / 2 / masking.OVERFLOW):.1f}."
         )
     # A hair more, so that dividing here and multiplying at the node cannot round below what was certified.
-    return ShuffledPoisson(budget, 1, honest_fraction, excludable, margin=1e-12, spare=spare)
+    return ShuffledPoisson(budget, 1, honest_fraction, excludable, margin=1e-12, failure=masking.OVERFLOW)
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,7 @@ class Terms:
 
     def check(self, agreement: Agreement) -> None:
         """Refuse a batch that gives less privacy than these terms ask for."""
-        from shufflerl.privacy.loss import privacy_loss
+        from shufflerl.privacy import accounting
 
         announcement, source = agreement.announcement, agreement.source
         if self.noise not in ("either", source.name):
@@ -344,8 +345,14 @@ class Terms:
                 f"Batch {announcement.batch} may take {agreement.max_messages:,} messages from one node; this one "
                 f"was told to send no more than {self.max_messages:,} (max_messages). It does not take part."
             )
-        epsilon, charge = self.budget.epsilon, self.charge(agreement)
-        delta = privacy_loss(charge.noise, charge.changed).delta(epsilon) + source.lost_noise(epsilon)
+        if source.dummies is not None and source.own is not None and not accounting.covers(source.own, source.dummies):
+            raise UnacceptableError(
+                f"Batch {announcement.batch} has {sources.in_words(source.dummies)} by the shuffler and "
+                f"{sources.in_words(source.own)} by the coordinator; this node accepts of the coordinator the same law "
+                "uncut, or a wider one, as its ledger adds up one of both. It does not take part."
+            )
+        epsilon = self.budget.epsilon
+        delta = self.charge(agreement).delta(epsilon)
         if delta > self.budget.delta:
             raise UnacceptableError(
                 f"Batch {announcement.batch} has {source.relied_on(self.honest_fraction)} for delta {delta:.3g} at "

@@ -20,18 +20,9 @@ from shufflerl.network.protocol import wire
 #: Counters modulo 2^16 or 2^32.
 Words = NDArray[np.unsignedinteger]
 
-# What all that honest users do stays below but with probability exp(-35); `Source.lost_noise` says what that costs.
+# What all that honest users do stays below but with probability exp(-35); `Source.stated` has what that costs.
 EXPONENT = 35.0
 OVERFLOW = math.exp(-EXPONENT)
-
-
-def overflow(epsilon: float) -> float:
-    """What delta grows by as noise may not fit into a report.
-
-    If two batches are (epsilon, delta)-indistinguishable but for an event of probability p in either, they are so with
-    delta + p + e^epsilon p.
-    """
-    return (1 + math.exp(min(epsilon, 700.0))) * OVERFLOW
 
 
 def max_poisson(mean: float, cases: float) -> int:

@@ -105,10 +105,6 @@ class Source(ABC):
         """The mechanism that was announced, if only the honest fraction add their noise and so many are excluded."""
 
     @abstractmethod
-    def lost_noise(self, epsilon: float) -> float:
-        """What delta grows by as noise may be left out where it does not fit."""
-
-    @abstractmethod
     def relied_on(self, honest_fraction: float) -> str:
         """What a node relies on, for people; goes on with what it suffices for."""
 
@@ -161,7 +157,7 @@ class Users(Source):
         """As many as any user of the batch may need.
 
         A user who draws more noise than fits leaves some of it out. In a whole batch that happens with probability
-        below exp(-35); what it costs is `lost_noise`, for which every batch has delta to spare.
+        below exp(-35), which is charged with the noise: every batch has delta to spare for it.
         """
         mean = float(self.protocol.rate) * self.query.size
         return self.query.touched_counters + masking.max_poisson(mean, self.users)
@@ -187,11 +183,8 @@ class Users(Source):
         """Excluded reports are taken to be honest ones, whose noise goes with them."""
         from shufflerl.privacy.mechanism import StatedPoisson
 
-        return StatedPoisson(budget, 1, honest_fraction, excluded / self.users, mean=self.law.mean)
-
-    def lost_noise(self, epsilon: float) -> float:
-        """What a user draws beyond its report."""
-        return masking.overflow(epsilon)
+        share = excluded / self.users
+        return StatedPoisson(budget, 1, honest_fraction, share, failure=masking.OVERFLOW, mean=self.law.mean)
 
     def relied_on(self, honest_fraction: float) -> str:
         """See `Source`."""
@@ -251,15 +244,11 @@ class Servers(Source):
 
         return StatedServers(budget, law=self.dummies, own_law=self.own)
 
-    def lost_noise(self, epsilon: float) -> float:
-        """None: neither server leaves any out."""
-        return 0.0
-
     def relied_on(self, honest_fraction: float) -> str:
         """See `Source`."""
         return (
             f"{in_words(self.dummies)} by the shuffler and {in_words(self.own)} by the coordinator on each counter, "
-            "the weaker of which suffices"
+            "of which the former suffices"
         )
 
     def as_wire(self) -> wire.NoiseByServers:

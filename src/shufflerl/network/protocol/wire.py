@@ -184,10 +184,14 @@ class Announcement(Message, frozen=True, kw_only=True):
 
 
 class Opening(Message, frozen=True, kw_only=True):
-    """The shuffler's own HPKE key for one announced batch; signed by the shuffler."""
+    """The shuffler's own HPKE key for one announced batch, and how often it gave that more time; signed by it.
+
+    The latter is said where users are drawn by lot and it is not zero: twice as many are drawn each time.
+    """
 
     announcement: Digest
     envelope_key: Key
+    extensions: Positive | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpenBatch(Message, frozen=True, kw_only=True):

@@ -18,10 +18,11 @@ import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shufflerl import checks
@@ -92,7 +93,7 @@ class Shuffler:
         self.accepted = 0
         self.release_seconds: list[float] = []  # of each batch released here, from its seal
         self._sealed: dict[BatchId, float] = {}  # when each was seen to be
-        self._unstored: str | None = None  # why reports cannot be stored
+        self._unstored: str | None = None  # why announcements or reports cannot be stored
         self._unstored_at = 0.0
         self._unreleased: str | None = None  # why batches do not advance
         self._store = store
@@ -110,7 +111,7 @@ class Shuffler:
     def trouble(self) -> str | None:
         """Why the shuffler cannot do its work; None while it can.
 
-        Uploads in trouble are so until one is stored, or for a while: who is sent nothing could not find out.
+        What cannot be stored is trouble until something is, or for a while: who is sent nothing could not find out.
         """
         return self._unstored or self._unreleased
 
@@ -137,7 +138,8 @@ class Shuffler:
                 opening=wire.encode(self._identity.sign(opening)),
                 deadline=self._clock() + self._limits.timeout,
             )
-            there = self._store.create(row, key.private_bytes_raw())
+            with self._noting_storage():
+                there = self._store.create(row, key.private_bytes_raw())
         if wire.decode(Signed, there.announcement).payload != signed.payload:
             raise ProblemError(
                 Reason.conflict,
@@ -253,11 +255,13 @@ class Shuffler:
     # What nodes ask.
 
     def current(self, task: bytes) -> OpenBatch:
-        """The run's last announced batch, with the shuffler's key for it."""
+        """The run's last announced batch, with the shuffler's key for it and, if users are drawn, its extensions."""
         batch = self._latest(task)
-        return OpenBatch(
-            announcement=wire.decode(Signed, batch.announcement), opening=wire.decode(Signed, batch.opening)
-        )
+        opening = wire.decode(Signed, batch.opening)
+        if batch.extensions and self._agreement(batch).drawn < 1:
+            extended = msgspec.structs.replace(wire.decode(Opening, opening.payload), extensions=batch.extensions)
+            opening = self._identity.sign(extended)
+        return OpenBatch(announcement=wire.decode(Signed, batch.announcement), opening=opening)
 
     def status(self, task: bytes) -> BatchStatus:
         """How the run's last batch is doing."""
@@ -285,13 +289,18 @@ class Shuffler:
         return [outcomes[place] for place in range(len(uploads))]
 
     def _add(self, id: BatchId, reports: Sequence[tuple[bytes, bytes]]) -> list[Reason | None]:
+        with self._noting_storage():
+            return self._store.add(id, reports)
+
+    @contextlib.contextmanager
+    def _noting_storage(self) -> Iterator[None]:
+        """Note whether what others sent could be stored."""
         try:
-            reasons = self._store.add(id, reports)
+            yield
         except StorageError as reason:
             self._unstored, self._unstored_at = str(reason), self._clock()
             raise
         self._unstored = None
-        return reasons
 
     def _refusal(self, report_id: bytes, problem: ProblemError) -> Outcome:
         self.refused[problem.reason] += 1
@@ -401,7 +410,7 @@ class Shuffler:
 
     def _overdue(self, batch: BatchRow) -> None:
         if self._limits.when_late == "extend":
-            self._store.extend(batch.id, self._clock() + self._limits.timeout)
+            self._store.extend(batch.id, self._clock() + self._limits.timeout, before=batch.deadline)
         else:
             self._unerased = True
             self._store.abort(batch.id)

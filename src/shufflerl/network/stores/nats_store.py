@@ -321,11 +321,11 @@ class NatsStore(Store):
             row = await self._rows.change(id, lambda row: None if row.over else replace(row, **final))
         await self._drop(id, row)
 
-    def extend(self, id: BatchId, deadline: float) -> None:
+    def extend(self, id: BatchId, deadline: float, *, before: float) -> None:
         """See `Store`."""
-        self._broker.run(self._extend(id, deadline))
+        self._broker.run(self._extend(id, deadline, before))
 
-    async def _extend(self, id: BatchId, deadline: float) -> None:
+    async def _extend(self, id: BatchId, deadline: float, before: float) -> None:
         row = await self._rows.get(id)
         log = await self._log(id, row)
         if log is None or log.state == State.sealed:
@@ -333,7 +333,6 @@ class NatsStore(Store):
         if log.closed:  # whoever aborted it died before that was done
             await self._abort(id)
             return
-        before = row.deadline
 
         def extended(row: Row) -> Row | None:
             if row.over or row.deadline != before:  # another front end has given it time

@@ -122,8 +122,8 @@ class Store(ABC):
         """Delete an open batch's reports and key; they will never be released."""
 
     @abstractmethod
-    def extend(self, id: BatchId, deadline: float) -> None:
-        """Give an open batch more time."""
+    def extend(self, id: BatchId, deadline: float, *, before: float) -> None:
+        """Give an open batch more time whose deadline is still as it was `before`: once, whoever sees it pass."""
 
     @abstractmethod
     def erase(self) -> None:
@@ -297,11 +297,11 @@ class SQLiteStore(Store):
                 self._update(id, state=State.aborted)
         self.erase()
 
-    def extend(self, id: BatchId, deadline: float) -> None:
+    def extend(self, id: BatchId, deadline: float, *, before: float) -> None:
         """See `Store`."""
         with self._stored():
             batch = self._known(id)
-            if batch.state == State.open:
+            if batch.state == State.open and batch.deadline == before:
                 self._update(id, deadline=deadline, extensions=batch.extensions + 1)
 
     def erase(self) -> None:
