@@ -217,6 +217,15 @@ def test_releases_that_fit_but_for_what_may_fail_are_refused() -> None:
     assert counts == [sum(delta <= DELTA for delta in some) for some in (deltas, added)]
 
 
+@settings(max_examples=50, deadline=None)
+@given(failure=st.floats(-14, -9), about=st.floats(0.01, 4.0), mean=st.sampled_from([40.0, 90.0, 300.0]))
+def test_what_is_told_to_be_spent_is_enough_whatever_the_budget(failure: float, about: float, mean: float) -> None:
+    """Far above the budget too, as a refusal tells it; infinite only where more than the budget's epsilon is needed."""
+    charge = Charge(PoissonNoise(mean), 2, 10**failure)
+    spent = charge.epsilon(Budget(about, DELTA))
+    assert charge.delta(spent) <= DELTA if math.isfinite(spent) else charge.delta(about) > DELTA
+
+
 def test_where_only_what_may_fail_is_left_nothing_fits() -> None:
     ledger = Ledger("task", Budget(8.0, DELTA))
     hardly = Charge(PoissonNoise(1e6), 2, 0.4 * DELTA / (1 + math.exp(8.0)))
