@@ -14,7 +14,9 @@ from shufflerl.experiments.setting import Setting, run
 from shufflerl.learners.base import Learner
 from shufflerl.learners.policy_search import PolicySearch
 from shufflerl.learners.policy_search.cma import CMAES
-from shufflerl.learners.policy_search.learner import ArmEstimates, C, state_features
+from shufflerl.learners.policy_search.estimates import ArmEstimates
+from shufflerl.learners.policy_search.features import state_features
+from shufflerl.learners.policy_search.learner import C
 from shufflerl.mdp import Problem
 from shufflerl.noise import NoNoise
 from shufflerl.population import ReturnPopulation

@@ -20,6 +20,8 @@ from shufflerl.arrays import FloatArray
 from shufflerl.counts import Release
 from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.learners.policy_search.cma import CMAES
+from shufflerl.learners.policy_search.estimates import ArmEstimates
+from shufflerl.learners.policy_search.features import state_features
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.noise import Noise
 from shufflerl.policies import Network
@@ -41,7 +43,6 @@ class Constants:
     growth: float = 1.2  # of batches at most, and of the step while there is nothing to follow
     empty: float = 0.25  # of the window's width: if returns are below it on average, its upper half is not needed
     narrowing: float = 0.75  # of the window's width from batch to batch: what is less is not settled yet
-    steps: float = 4.0  # of the random walk by which states of a table are neighbours
     top: float = 0.08  # share of returns at the highest point that the window keeps to,
     bottom: float = 0.04  # and at the lowest
     pace: float = 2.0  # of the window's ends, in widths for each share too many
@@ -61,9 +62,6 @@ C = Constants()
 
 #: The error of a running mean beside that of one batch.
 _SETTLED = math.sqrt(C.memory / (2 - C.memory))
-
-#: Of so many states at most neighbours are told: a matrix of them is inverted.
-MAX_LINKED = 1000
 
 
 @dataclass
@@ -433,103 +431,6 @@ class PolicySearch(Learner):
         )
         for name in self._arrays:
             setattr(self, name, arrays[name])
-
-
-@dataclass(frozen=True)
-class ArmEstimates:
-    """What noisy counts tell: the mean over all arms and each arm's distance from it, in widths of the window."""
-
-    mean: float
-    error: float  # of the mean
-    arms: FloatArray
-    variance: float  # of an arm's distance
-    inherited: float  # the share of the arms' own differences that is in this variance
-    law: FloatArray  # of returns over points
-    noise: float  # variance on each counter
-
-    @property
-    def signal(self) -> float:
-        """Variance of the arms' own differences: what users and noise do not explain.
-
-        Users' returns are spread as those of all arms together, of which the arms' own differences are a part.
-        """
-        return max((float(self.arms.var(ddof=1)) - self.variance) / (1 - self.inherited), 0.0)
-
-    @property
-    def reliability(self) -> float:
-        """The share of the arms' differences that is their own."""
-        return self.signal / max(float(self.arms.var(ddof=1)), 1e-12)
-
-    def users_for(self, variance: float) -> float:
-        """Users per arm that give its distance such a variance, within a tenth; a million if none do."""
-        tilt = _tilt(self.law)
-        users = 1.0
-        while users < 1e6 and users**2 * float((tilt**2 / (users * self.law + self.noise + 1e-9)).sum()) * variance < 1:
-            users *= 1.1
-        return users
-
-    @classmethod
-    def of(cls, counts: FloatArray, expected: FloatArray, noise: float) -> ArmEstimates:
-        """From counts[arm, point] of so many expected users of each arm.
-
-        Arms are compared by the linear estimate of least variance for small shifts of the law of returns over points,
-        q: with x its points, weights are q (x - mean) / (users q + noise), between "each user alike", right without
-        noise, and "each counter alike", right where noise is all. That users draw their arms themselves cancels to
-        first order, as what is expected of each point goes with the users that an arm is estimated to have.
-        """
-        users, count = float(expected.sum()), counts.shape[1]
-        points = np.linspace(0.0, 1.0, count)
-        floor = min(0.02, math.sqrt(noise * len(counts)) / users)
-        law = np.maximum(counts.sum(axis=0) / users, floor)
-        law /= law.sum()
-        mean = float(law @ points)
-        around = points - mean
-        total = max(float(law @ around**2), 1e-6)
-        each = expected[:, None]
-        spread = each * law + noise + 1e-9
-        tilt = _tilt(law)
-        weights = tilt / spread
-        weights /= np.maximum(each * (weights @ tilt)[:, None], 1e-12)
-        # The users of each arm: what was drawn where it is known, what was expected where noise hides it.
-        trust = expected / (expected + count * noise)
-        there = np.maximum(expected + trust * (counts.sum(axis=1) - expected), 0.0)
-        scale = np.where(there > 0, expected / np.maximum(there, 0.5), 0.0)
-        return cls(
-            mean=mean,
-            error=math.sqrt(total / users + noise * len(counts) * float((around**2).sum()) / users**2),
-            arms=scale * ((counts - there[:, None] * law) * weights).sum(axis=1),
-            variance=float((weights**2 * spread).sum(axis=1).mean()),
-            inherited=min(0.9, float((weights**2 * each * law).sum(axis=1).mean()) / total),
-            law=law,
-            noise=noise,
-        )
-
-
-def state_features(problem: Problem) -> FloatArray:
-    """features[x, i]: what a policy of a table sees of state x.
-
-    Where it is known which transitions there can be, a state's parameters also speak for its neighbours, by how often a
-    random walk that ends at random visits those. Where nothing is known, each state stands for itself.
-    """
-    states = problem.n_states
-    if problem.layout.is_complete or states > MAX_LINKED:
-        return np.eye(states)
-    rows = np.repeat(np.arange(len(problem.layout.row_starts) - 1), np.diff(problem.layout.row_starts))
-    linked = np.eye(states)
-    linked[rows // problem.n_actions % states, problem.layout.successors] = 1
-    linked = np.maximum(linked, linked.T)
-    walk = linked / linked.sum(axis=1, keepdims=True)
-    visits = np.linalg.inv((1 + 1 / C.steps) * np.eye(states) - walk)
-    features: FloatArray = visits / math.sqrt((visits**2).sum(axis=1).mean())
-    return features
-
-
-def _tilt(law: FloatArray) -> FloatArray:
-    """How each point's share changes as the mean of a law over points moves: by exponential tilting."""
-    around = np.linspace(0.0, 1.0, len(law))
-    around = around - law @ around
-    tilted: FloatArray = law * around / max(float(law @ around**2), 1e-6)
-    return tilted
 
 
 def _running(before: float | None, now: float) -> float:
