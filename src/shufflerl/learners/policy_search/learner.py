@@ -38,7 +38,7 @@ class Constants:
     points: int = 4  # of the window; more tell where returns are, and cost hardly any noise
     fine_points: int = 256  # where there is no noise
     variance: float = 0.05  # of an arm's estimate, in widths of the window: what the smallest batches are sized for
-    certain: float = 0.4  # reliability of the arms' differences that later batches are sized for
+    certain: float = 0.55  # reliability of the arms' differences that later batches are sized for
     uncertain: float = 0.2  # below it a batch's arms are not followed
     growth: float = 1.2  # of batches at most, and of the step while there is nothing to follow
     empty: float = 0.25  # of the window's width: if returns are below it on average, its upper half is not needed
@@ -47,14 +47,17 @@ class Constants:
     bottom: float = 0.04  # and at the lowest
     pace: float = 2.0  # of the window's ends, in widths for each share too many
     narrowest: float = 0.0025  # of the range of returns: the least window
-    memory: float = 0.2  # weight of a batch in running estimates and in the averaged policy
+    memory: float = 0.2  # weight of a batch in running estimates and in the averaged policy;
+    longer: float = 0.05  # in one averaged over more batches
     patience: float = 25.0  # batches without a better return, after which a search ends;
     hopeless: float = 10.0  # so many if returns have fallen from the first and never risen
     again: float = 0.2  # of the mean's length: the step where a search without noise goes on with more users
-    trail: int = 5  # former means that are checked too, each so many updates after the one before
+    trail: int = 4  # former means that are checked too, each so many updates after the one before
     explored: float = 0.25  # of all users, after which no search begins anew if one has found something,
     least: float = 100.0  # or so many of the smallest batches
-    reserve: float = 0.15  # of all users, for a check of what was found and to play it
+    reserve: float = 0.15  # of all users, for a check of what was found and to play it:
+    checking: float = 0.5  # of the users left, in each batch of that check;
+    between: float = 200.0  # users at least in those of one before: returns differ by themselves, too
     ending: float = 0.02  # of the users left: a search that needs more in one batch ends
 
 
@@ -132,7 +135,7 @@ class PolicySearch(Learner):
         """Forget all but what a check has chosen."""
         progress, size = self.progress, self.network.size
         self.search = CMAES(size, self._population)
-        self.draws, self.average, self.trail = np.zeros((0, size)), np.zeros(size), np.zeros((0, size))
+        self.draws, self.averages, self.trail = np.zeros((0, size)), np.zeros((2, size)), np.zeros((0, size))
         progress.value, progress.lowest, progress.highest, progress.waited = None, math.inf, -math.inf, 0.0
         progress.risen, progress.stalled, progress.signal = False, False, None
         progress.users = self._least
@@ -186,18 +189,30 @@ class PolicySearch(Learner):
             self.candidates = self._chosen[None]
             progress.phase = "commit"  # what is left is too few to learn from
         if progress.phase in ("range", "search"):
-            self.draws = self.rng.standard_normal((C.pool if self._exact else C.arms, self.network.size))
+            self.draws = self._drawn()
             policies = self.search.place(self.draws)
         else:
             policies = self.candidates
         weights = np.full(len(policies), 1 / len(policies))
         return users, self._mixture(policies, weights), ReturnQuery(len(weights), self._points())
 
+    def _drawn(self) -> FloatArray:
+        """Standard normal draws of policies around the mean.
+
+        Under noise they lie in pairs on both sides of it, so that chance does not move the mean where nothing is to
+        be told; but for many parameters, of which twelve policies try few directions and six would try fewer.
+        """
+        size = self.network.size
+        if self._exact or self.search.separable:
+            return self.rng.standard_normal((C.pool if self._exact else C.arms, size))
+        half = self.rng.standard_normal((C.arms // 2, size))
+        return np.concatenate([half, -half])
+
     @property
     def _chosen(self) -> FloatArray:
         """The parameters that the learner would end with now."""
         best = self.candidates if self.progress.phase in ("check", "commit") else self.champion
-        chosen: FloatArray = best[0] if len(best) else self.average
+        chosen: FloatArray = best[0] if len(best) else self.averages[0]
         return chosen
 
     def _points(self) -> tuple[float, ...]:
@@ -281,7 +296,8 @@ class PolicySearch(Learner):
         settled = progress.high - progress.low > C.narrowing * width
         if np.ptp(told.arms) > 0 if self._exact else told.reliability >= (C.uncertain if settled else C.certain):
             search.update(draws, told.arms, ranked=self._exact)
-            self.average = self.average + (1.0 if self._exact else C.memory) * (search.mean - self.average)
+            rates = np.array([1.0 if self._exact else C.memory, C.longer])[:, None]
+            self.averages = self.averages + rates * (search.mean - self.averages)
             if search.updates % C.trail == 0:
                 self.trail = np.concatenate([self.trail[1 - C.trail :], [search.mean]])
         elif self._exact or self._stuck(told):
@@ -334,9 +350,9 @@ class PolicySearch(Learner):
             progress.phase = "check"
             low, high = progress.checked  # or the one chosen before may be beyond the window
             progress.low, progress.high = min(progress.low, low), max(progress.high, high)
-            self.candidates = np.concatenate([self.champion, [self.average, self.search.mean], self.trail])
+            self.candidates = np.concatenate([self.champion, self.averages, [self.search.mean], self.trail])
             self.scores = np.zeros(len(self.candidates))
-            progress.users = left / 4 if late else 4 * progress.base
+            progress.users = self._checking(left)
         elif ended and not progress.risen:
             self._search_anew()
         elif self._exact and progress.waited > C.hopeless:
@@ -349,6 +365,11 @@ class PolicySearch(Learner):
         self.search = CMAES(len(mean), self._population, C.again * float(np.linalg.norm(mean)) / math.sqrt(len(mean)))
         self.search.mean = mean
 
+    def _checking(self, left: int) -> float:
+        """Users of a batch that checks: many of the last ones, and few of those left to search."""
+        late = left < C.reserve * self.problem.episodes
+        return C.checking * left if late else max(4 * self.progress.base, C.between)
+
     def _settle(self, told: ArmEstimates, width: float, left: int) -> None:
         """Check the better half of those checked until one is left; look for a better one while that cost few users."""
         progress, size = self.progress, self.problem.episodes
@@ -356,7 +377,7 @@ class PolicySearch(Learner):
         better = np.argsort(-self.scores)[: (len(self.candidates) + 1) // 2]
         self.candidates, self.scores = self.candidates[better], self.scores[better]
         if len(self.candidates) > 1:
-            progress.users = left / 4 if left < C.reserve * size else 4 * progress.base
+            progress.users = self._checking(left)
             return
         self.champion, progress.checked = self.candidates, (progress.low, progress.high)
         assert progress.value is not None
@@ -391,7 +412,7 @@ class PolicySearch(Learner):
 
     # What to tell and to remember.
 
-    _arrays: ClassVar[tuple[str, ...]] = ("draws", "average", "trail", "champion", "candidates", "scores")
+    _arrays: ClassVar[tuple[str, ...]] = ("draws", "averages", "trail", "champion", "candidates", "scores")
 
     @property
     def released(self) -> Mixture:
