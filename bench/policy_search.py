@@ -7,12 +7,14 @@ and fails if it never does, or if the policy it deploys last (100 fresh episodes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+import joblib
 import numpy as np
 
 from bench.measure import Figure, cpu_seconds
@@ -27,9 +29,13 @@ from shufflerl.planning import mixture_value
 from shufflerl.policies import Network
 from shufflerl.population import ReturnPopulation
 
-#: Seeds that had no part in choosing the learner's constants; 0 to 19 and 100 to 119 told earlier choices apart.
-DELTA, SEEDS, FEW = 1e-6, range(200, 220), range(200, 210)
+#: Seeds that had no part in choosing the learner's constants; 0 to 19, 100 to 119 and 200 to 219 are used up.
+DELTA, SEEDS, FEW = 1e-6, range(300, 320), range(300, 310)
 RECENT, FRESH, FINAL = 5, 20, 100
+#: Users without privacy, of this learner and of `cma`.
+UNNOISED = 20_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def each(one: Callable[[int], T], seeds: range) -> list[T]:
+    """What every seed gives, on as many processes as there are processors."""
+    results: list[T] = joblib.Parallel(n_jobs=joblib.cpu_count())(joblib.delayed(one)(seed) for seed in seeds)
+    return results
+
+
 def run() -> list[Figure]:
     """Users to reach and hold a return at epsilon 1 and 1/2, and without privacy beside `cma`; width; spectrum."""
     return list(figures())
@@ -85,8 +97,8 @@ def figures() -> Iterator[Figure]:
             found = users_to_reach(task, model, 0.5, 2 * target, seeds=FEW)
             yield found.figure(f"{task.name} >= {task.goal:g}, eps=1/2, noise by {model}", target)
     for task in TASKS:
-        peer = median(cma_users(task, seed) for seed in SEEDS)
-        found = users_to_reach(task, "none", None, 4_000)
+        peer = median(each(partial(cma_users, task), SEEDS))
+        found = users_to_reach(task, "none", None, UNNOISED)
         yield found.figure(f"{task.name} >= {task.goal:g}, no privacy", 1.5 * peer, f"1.5 x cma {peer:,.0f}")
     narrow = at_one[TASKS[1].name, "users"]
     wide = users_to_reach(Task("CartPole-v1", 475, 0, 0, hidden=256), "users", 1.0, 30_000, seeds=FEW)
@@ -117,7 +129,7 @@ class Reached:
 
 def users_to_reach(task: Task, model: str, epsilon: float | None, episodes: int, seeds: range = SEEDS) -> Reached:
     """Median users of one setting."""
-    return Reached([_reach(task, model, epsilon, episodes, seed) for seed in seeds])
+    return Reached(each(partial(_reach, task, model, epsilon, episodes), seeds))
 
 
 def _reach(task: Task, model: str, epsilon: float | None, episodes: int, seed: int) -> float:
@@ -155,7 +167,7 @@ def cma_users(task: Task, seed: int) -> float:
     search = import_module("cma").CMAEvolutionStrategy(np.zeros(family.size), 1.0, options)
     recent: list[float] = []
     played = 0
-    while played < 20_000:
+    while played < UNNOISED:
         policies = np.array(search.ask())
         mixture = Mixture(policies, np.full(len(policies), 1 / len(policies)), family)
         returns = game.returns(mixture, np.arange(len(policies)), rng)
@@ -173,19 +185,21 @@ def spectrum(channels: int) -> Figure:
     game = envs.make("spectrum-sensing", n_channels=channels)
     assert isinstance(game, SpectrumSensing)
     fixed, known = game.best_fixed(), game.best_known(50_000, np.random.default_rng(0))
-    setting = Setting("spectrum-sensing", "policy-search", "shuffle", 20_000, 1.0, DELTA)
-    shares = []
-    for seed in SEEDS:
-        made = prepare(setting, seed)
-        assert isinstance(made.learner, PolicySearch)
-        if noise := made.privatizer.expected_noise(made.learner.widest_query):
-            made.learner.expect(noise)
-        while (batch := made.learner.next_batch()) is not None:
-            made.learner.observe(made.privatizer.release(made.population.play(batch)))
-        value = _value(game, made.learner.released, 5_000, np.random.default_rng(seed))
-        shares.append((value - fixed) / (known - fixed))
+    values = each(partial(_sensed, game), SEEDS)
+    shares = [(value - fixed) / (known - fixed) for value in values]
     what = f"spectrum sensing, {channels} channels, eps=1, 20,000 users: of the way to the best"
     return Figure(what, "share", median(shares), 0.95, "target", "at least 0.95", median(shares) >= 0.95)
+
+
+def _sensed(game: SpectrumSensing, seed: int) -> float:
+    """Mean return of the policy that 20,000 users end with."""
+    made = prepare(Setting("spectrum-sensing", "policy-search", "shuffle", 20_000, 1.0, DELTA), seed)
+    assert isinstance(made.learner, PolicySearch)
+    if noise := made.privatizer.expected_noise(made.learner.widest_query):
+        made.learner.expect(noise)
+    while (batch := made.learner.next_batch()) is not None:
+        made.learner.observe(made.privatizer.release(made.population.play(batch)))
+    return _value(game, made.learner.released, 5_000, np.random.default_rng(seed))
 
 
 def frozen_lake() -> Iterator[Figure]:
@@ -196,7 +210,7 @@ def frozen_lake() -> Iterator[Figure]:
     setting = Setting(
         "FrozenLake8x8-v1", "policy-search", "shuffle", 200_000, 1.0, DELTA, privatizer_parameters=servers
     )
-    runs = [run_seed(setting, seed) for seed in SEEDS]
+    runs = each(partial(run_seed, setting), SEEDS)
     regret = median(one.history.total_regret for one in runs)
     value = median(mixture_value(lake, one.history.mixture(len(one.history) - 1)) for one in runs)
     yield Figure.under(50_000, "FrozenLake8x8, H=200, eps=1, K=200,000, noise by servers: regret", "reward", regret)

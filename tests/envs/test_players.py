@@ -60,6 +60,15 @@ def test_whole_episodes_return_what_gymnasium_returns(id: str, hidden: tuple[int
         assert returns[0] == pytest.approx(played, abs=2)  # a step's rounding may end an episode a step later
 
 
+def test_units_are_squashed_as_by_tanh() -> None:
+    rng = np.random.default_rng(3)
+    given = np.concatenate([rng.normal(0, 3, 1000), rng.normal(0, 1e-3, 1000), [0.0, 1e-300, 50, -50, np.inf, -np.inf]])
+    found, powers = given.copy(), np.empty(len(given))
+    kernels.squash(found, len(found) - 1, powers, powers.view(np.int64))
+    np.testing.assert_allclose(found[:-1], np.tanh(given[:-1]), rtol=2e-15)
+    assert found[-1] == -np.inf  # not asked for
+
+
 class _Small(gymnasium.Env[Any, Any]):
     """One step, whose reward is the action, or 1 for the last of two."""
 

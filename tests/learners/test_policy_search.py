@@ -14,7 +14,9 @@ from shufflerl.experiments.setting import Setting, run
 from shufflerl.learners.base import Learner
 from shufflerl.learners.policy_search import PolicySearch
 from shufflerl.learners.policy_search.cma import CMAES
-from shufflerl.learners.policy_search.learner import ArmEstimates, C, state_features
+from shufflerl.learners.policy_search.estimates import ArmEstimates
+from shufflerl.learners.policy_search.features import state_features
+from shufflerl.learners.policy_search.learner import C
 from shufflerl.mdp import Problem
 from shufflerl.noise import NoNoise
 from shufflerl.population import ReturnPopulation
@@ -152,7 +154,8 @@ def test_users_are_kept_for_the_check_and_what_it_chose() -> None:
     while (batch := learner.next_batch()) is not None:
         phases.setdefault(learner.progress.phase, learner.episodes_left)
         learner.observe(serving.release(population.play(batch)))
-    assert 1_000 < phases["commit"] < phases["check"]
+    assert 2_000 < phases["check"] < 3_000
+    assert 0 < phases["commit"] < phases["check"] / 4
 
 
 def test_it_is_saved_and_restored_exactly_through_checks_and_searches_anew() -> None:
@@ -190,6 +193,18 @@ def test_the_expected_noise_sizes_the_first_batch_and_without_any_users_play_pol
     first = noisy.next_batch()
     assert first is not None
     assert first.users == noisy.progress.base > 200
+
+
+@pytest.mark.parametrize(("hidden", "paired"), [(None, True), (16, False)])
+def test_policies_lie_in_pairs_around_the_mean_where_there_are_few_parameters(hidden: int | None, paired: bool) -> None:
+    family = {} if hidden is None else {"family": "mlp", "hidden": hidden}
+    learner = PolicySearch(ControlTask("CartPole-v1").problem(20_000), 0, **family)  # type: ignore[arg-type]
+    learner._set_noise(10.0)
+    learner._search_anew()
+    batch = learner.next_batch()
+    assert batch is not None
+    assert len(batch.mixture.weights) == C.arms
+    assert (np.abs(batch.mixture.policies.mean(axis=0)).max() < 1e-6) == paired
 
 
 def test_a_search_whose_returns_have_fallen_and_never_risen_begins_anew() -> None:

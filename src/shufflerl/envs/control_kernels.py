@@ -16,6 +16,10 @@ from shufflerl.envs.players import ACROBOT, CARTPOLE, MOUNTAIN_CAR
 
 _ANGLE = 12 * 2 * math.pi / 360
 
+#: For `squash`: 1 / log 2; a sum from which on doubles are whole; log 2 in two parts, the first with bits to spare.
+_PER_DOUBLING, _WHOLE = 1.4426950408889634, 6755399441055744.0
+_LOG_2, _LOG_2_REST = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+
 
 @compiled
 def observe(task: int, state: FloatArray, seen: FloatArray) -> None:
@@ -114,17 +118,48 @@ def _acrobot(state: FloatArray, action: int) -> tuple[float, bool]:
 
 
 @compiled
-def choose(parameters: FloatArray, layers: IntArray, values: FloatArray, after: FloatArray) -> int:
-    """The action of a network with the head "choice" on the observation in `values`; both buffers are written over."""
+def squash(values: FloatArray, count: int, powers: FloatArray, bits: IntArray) -> None:
+    """Replace so many values by their tanh, nearly to the last bit; `bits` are those of the buffer `powers`.
+
+    tanh x = e / (e + 2) with e = exp(2x) - 1. The exponential is 2^k (1 + p) with p a Taylor polynomial on at most
+    half a logarithm of two: only arithmetic, so that the compiler takes several units in one instruction, where the
+    tanh of `math` is called for one at a time.
+    """
+    for j in range(count):
+        values[j] = 2.0 * min(max(values[j], -20.0), 20.0)
+        powers[j] = values[j] * _PER_DOUBLING + _WHOLE  # the sum has no bits left for a fraction, k is its last ones
+    for j in range(count):
+        k = powers[j] - _WHOLE
+        rest = values[j] - k * _LOG_2 - k * _LOG_2_REST
+        p = rest / 479001600 + 1 / 39916800
+        p = ((p * rest + 1 / 3628800) * rest + 1 / 362880) * rest + 1 / 40320
+        p = ((p * rest + 1 / 5040) * rest + 1 / 720) * rest + 1 / 120
+        p = (((p * rest + 1 / 24) * rest + 1 / 6) * rest + 0.5) * rest + 1.0
+        values[j] = p * rest
+    for j in range(count):
+        bits[j] = (bits[j] + 1023) << 52
+    for j in range(count):
+        e = values[j] * powers[j] + (powers[j] - 1.0)
+        values[j] = e / (e + 2.0)
+
+
+@compiled
+def choose(
+    parameters: FloatArray, layers: IntArray, values: FloatArray, after: FloatArray, powers: FloatArray, bits: IntArray
+) -> int:
+    """The action of a network with the head "choice" on the observation in `values`; all buffers are written over."""
     start = 0
     for layer in range(len(layers) - 1):
         inputs, outputs = layers[layer], layers[layer + 1]
         biases = start + inputs * outputs
         for j in range(outputs):
-            total = parameters[biases + j]
-            for i in range(inputs):
-                total += values[i] * parameters[start + i * outputs + j]
-            after[j] = math.tanh(total) if layer < len(layers) - 2 else total
+            after[j] = parameters[biases + j]
+        for i in range(inputs):
+            value, row = values[i], start + i * outputs
+            for j in range(outputs):
+                after[j] += value * parameters[row + j]
+        if layer < len(layers) - 2:
+            squash(after, outputs, powers, bits)
         values[:outputs] = after[:outputs]
         start = biases + outputs
     best, most = 0, 0.0
@@ -148,14 +183,15 @@ def play_tasks(
 ) -> None:
     """Play every user i from states[i] by policy given[i] for at most so many steps; write returns[i]."""
     inputs = layers[0]
-    values, after = np.empty(max(layers.max(), inputs)), np.empty(layers.max())
+    values, after, powers = np.empty(max(layers.max(), inputs)), np.empty(layers.max()), np.empty(layers.max())
+    bits = powers.view(np.int64)
     for i in range(len(given)):
         policy, total = parameters[given[i]], 0.0
         for _ in range(horizon):
             observe(task, states[i], values)
             for j in range(inputs):
                 values[j] = (values[j] - middle[j]) / scale[j]
-            reward, over = advance(task, states[i], choose(policy, layers, values, after))
+            reward, over = advance(task, states[i], choose(policy, layers, values, after, powers, bits))
             total += reward
             if over:
                 break

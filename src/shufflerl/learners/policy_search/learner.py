@@ -20,6 +20,8 @@ from shufflerl.arrays import FloatArray
 from shufflerl.counts import Release
 from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.learners.policy_search.cma import CMAES
+from shufflerl.learners.policy_search.estimates import ArmEstimates
+from shufflerl.learners.policy_search.features import state_features
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.noise import Noise
 from shufflerl.policies import Network
@@ -36,24 +38,26 @@ class Constants:
     points: int = 4  # of the window; more tell where returns are, and cost hardly any noise
     fine_points: int = 256  # where there is no noise
     variance: float = 0.05  # of an arm's estimate, in widths of the window: what the smallest batches are sized for
-    certain: float = 0.4  # reliability of the arms' differences that later batches are sized for
+    certain: float = 0.55  # reliability of the arms' differences that later batches are sized for
     uncertain: float = 0.2  # below it a batch's arms are not followed
     growth: float = 1.2  # of batches at most, and of the step while there is nothing to follow
     empty: float = 0.25  # of the window's width: if returns are below it on average, its upper half is not needed
     narrowing: float = 0.75  # of the window's width from batch to batch: what is less is not settled yet
-    steps: float = 4.0  # of the random walk by which states of a table are neighbours
     top: float = 0.08  # share of returns at the highest point that the window keeps to,
     bottom: float = 0.04  # and at the lowest
     pace: float = 2.0  # of the window's ends, in widths for each share too many
     narrowest: float = 0.0025  # of the range of returns: the least window
-    memory: float = 0.2  # weight of a batch in running estimates and in the averaged policy
+    memory: float = 0.2  # weight of a batch in running estimates and in the averaged policy;
+    longer: float = 0.05  # in one averaged over more batches
     patience: float = 25.0  # batches without a better return, after which a search ends;
     hopeless: float = 10.0  # so many if returns have fallen from the first and never risen
     again: float = 0.2  # of the mean's length: the step where a search without noise goes on with more users
-    trail: int = 5  # former means that are checked too, each so many updates after the one before
+    trail: int = 4  # former means that are checked too, each so many updates after the one before
     explored: float = 0.25  # of all users, after which no search begins anew if one has found something,
     least: float = 100.0  # or so many of the smallest batches
-    reserve: float = 0.15  # of all users, for a check of what was found and to play it
+    reserve: float = 0.15  # of all users, for a check of what was found and to play it:
+    checking: float = 0.5  # of the users left, in each batch of that check;
+    between: float = 200.0  # users at least in those of one before: returns differ by themselves, too
     ending: float = 0.02  # of the users left: a search that needs more in one batch ends
 
 
@@ -61,9 +65,6 @@ C = Constants()
 
 #: The error of a running mean beside that of one batch.
 _SETTLED = math.sqrt(C.memory / (2 - C.memory))
-
-#: Of so many states at most neighbours are told: a matrix of them is inverted.
-MAX_LINKED = 1000
 
 
 @dataclass
@@ -134,7 +135,7 @@ class PolicySearch(Learner):
         """Forget all but what a check has chosen."""
         progress, size = self.progress, self.network.size
         self.search = CMAES(size, self._population)
-        self.draws, self.average, self.trail = np.zeros((0, size)), np.zeros(size), np.zeros((0, size))
+        self.draws, self.averages, self.trail = np.zeros((0, size)), np.zeros((2, size)), np.zeros((0, size))
         progress.value, progress.lowest, progress.highest, progress.waited = None, math.inf, -math.inf, 0.0
         progress.risen, progress.stalled, progress.signal = False, False, None
         progress.users = self._least
@@ -188,18 +189,30 @@ class PolicySearch(Learner):
             self.candidates = self._chosen[None]
             progress.phase = "commit"  # what is left is too few to learn from
         if progress.phase in ("range", "search"):
-            self.draws = self.rng.standard_normal((C.pool if self._exact else C.arms, self.network.size))
+            self.draws = self._drawn()
             policies = self.search.place(self.draws)
         else:
             policies = self.candidates
         weights = np.full(len(policies), 1 / len(policies))
         return users, self._mixture(policies, weights), ReturnQuery(len(weights), self._points())
 
+    def _drawn(self) -> FloatArray:
+        """Standard normal draws of policies around the mean.
+
+        Under noise they lie in pairs on both sides of it, so that chance does not move the mean where nothing is to
+        be told; but for many parameters, of which twelve policies try few directions and six would try fewer.
+        """
+        size = self.network.size
+        if self._exact or self.search.separable:
+            return self.rng.standard_normal((C.pool if self._exact else C.arms, size))
+        half = self.rng.standard_normal((C.arms // 2, size))
+        return np.concatenate([half, -half])
+
     @property
     def _chosen(self) -> FloatArray:
         """The parameters that the learner would end with now."""
         best = self.candidates if self.progress.phase in ("check", "commit") else self.champion
-        chosen: FloatArray = best[0] if len(best) else self.average
+        chosen: FloatArray = best[0] if len(best) else self.averages[0]
         return chosen
 
     def _points(self) -> tuple[float, ...]:
@@ -283,7 +296,8 @@ class PolicySearch(Learner):
         settled = progress.high - progress.low > C.narrowing * width
         if np.ptp(told.arms) > 0 if self._exact else told.reliability >= (C.uncertain if settled else C.certain):
             search.update(draws, told.arms, ranked=self._exact)
-            self.average = self.average + (1.0 if self._exact else C.memory) * (search.mean - self.average)
+            rates = np.array([1.0 if self._exact else C.memory, C.longer])[:, None]
+            self.averages = self.averages + rates * (search.mean - self.averages)
             if search.updates % C.trail == 0:
                 self.trail = np.concatenate([self.trail[1 - C.trail :], [search.mean]])
         elif self._exact or self._stuck(told):
@@ -336,9 +350,9 @@ class PolicySearch(Learner):
             progress.phase = "check"
             low, high = progress.checked  # or the one chosen before may be beyond the window
             progress.low, progress.high = min(progress.low, low), max(progress.high, high)
-            self.candidates = np.concatenate([self.champion, [self.average, self.search.mean], self.trail])
+            self.candidates = np.concatenate([self.champion, self.averages, [self.search.mean], self.trail])
             self.scores = np.zeros(len(self.candidates))
-            progress.users = left / 4 if late else 4 * progress.base
+            progress.users = self._checking(left)
         elif ended and not progress.risen:
             self._search_anew()
         elif self._exact and progress.waited > C.hopeless:
@@ -351,6 +365,11 @@ class PolicySearch(Learner):
         self.search = CMAES(len(mean), self._population, C.again * float(np.linalg.norm(mean)) / math.sqrt(len(mean)))
         self.search.mean = mean
 
+    def _checking(self, left: int) -> float:
+        """Users of a batch that checks: many of the last ones, and few of those left to search."""
+        late = left < C.reserve * self.problem.episodes
+        return C.checking * left if late else max(4 * self.progress.base, C.between)
+
     def _settle(self, told: ArmEstimates, width: float, left: int) -> None:
         """Check the better half of those checked until one is left; look for a better one while that cost few users."""
         progress, size = self.progress, self.problem.episodes
@@ -358,7 +377,7 @@ class PolicySearch(Learner):
         better = np.argsort(-self.scores)[: (len(self.candidates) + 1) // 2]
         self.candidates, self.scores = self.candidates[better], self.scores[better]
         if len(self.candidates) > 1:
-            progress.users = left / 4 if left < C.reserve * size else 4 * progress.base
+            progress.users = self._checking(left)
             return
         self.champion, progress.checked = self.candidates, (progress.low, progress.high)
         assert progress.value is not None
@@ -393,7 +412,7 @@ class PolicySearch(Learner):
 
     # What to tell and to remember.
 
-    _arrays: ClassVar[tuple[str, ...]] = ("draws", "average", "trail", "champion", "candidates", "scores")
+    _arrays: ClassVar[tuple[str, ...]] = ("draws", "averages", "trail", "champion", "candidates", "scores")
 
     @property
     def released(self) -> Mixture:
@@ -433,103 +452,6 @@ class PolicySearch(Learner):
         )
         for name in self._arrays:
             setattr(self, name, arrays[name])
-
-
-@dataclass(frozen=True)
-class ArmEstimates:
-    """What noisy counts tell: the mean over all arms and each arm's distance from it, in widths of the window."""
-
-    mean: float
-    error: float  # of the mean
-    arms: FloatArray
-    variance: float  # of an arm's distance
-    inherited: float  # the share of the arms' own differences that is in this variance
-    law: FloatArray  # of returns over points
-    noise: float  # variance on each counter
-
-    @property
-    def signal(self) -> float:
-        """Variance of the arms' own differences: what users and noise do not explain.
-
-        Users' returns are spread as those of all arms together, of which the arms' own differences are a part.
-        """
-        return max((float(self.arms.var(ddof=1)) - self.variance) / (1 - self.inherited), 0.0)
-
-    @property
-    def reliability(self) -> float:
-        """The share of the arms' differences that is their own."""
-        return self.signal / max(float(self.arms.var(ddof=1)), 1e-12)
-
-    def users_for(self, variance: float) -> float:
-        """Users per arm that give its distance such a variance, within a tenth; a million if none do."""
-        tilt = _tilt(self.law)
-        users = 1.0
-        while users < 1e6 and users**2 * float((tilt**2 / (users * self.law + self.noise + 1e-9)).sum()) * variance < 1:
-            users *= 1.1
-        return users
-
-    @classmethod
-    def of(cls, counts: FloatArray, expected: FloatArray, noise: float) -> ArmEstimates:
-        """From counts[arm, point] of so many expected users of each arm.
-
-        Arms are compared by the linear estimate of least variance for small shifts of the law of returns over points,
-        q: with x its points, weights are q (x - mean) / (users q + noise), between "each user alike", right without
-        noise, and "each counter alike", right where noise is all. That users draw their arms themselves cancels to
-        first order, as what is expected of each point goes with the users that an arm is estimated to have.
-        """
-        users, count = float(expected.sum()), counts.shape[1]
-        points = np.linspace(0.0, 1.0, count)
-        floor = min(0.02, math.sqrt(noise * len(counts)) / users)
-        law = np.maximum(counts.sum(axis=0) / users, floor)
-        law /= law.sum()
-        mean = float(law @ points)
-        around = points - mean
-        total = max(float(law @ around**2), 1e-6)
-        each = expected[:, None]
-        spread = each * law + noise + 1e-9
-        tilt = _tilt(law)
-        weights = tilt / spread
-        weights /= np.maximum(each * (weights @ tilt)[:, None], 1e-12)
-        # The users of each arm: what was drawn where it is known, what was expected where noise hides it.
-        trust = expected / (expected + count * noise)
-        there = np.maximum(expected + trust * (counts.sum(axis=1) - expected), 0.0)
-        scale = np.where(there > 0, expected / np.maximum(there, 0.5), 0.0)
-        return cls(
-            mean=mean,
-            error=math.sqrt(total / users + noise * len(counts) * float((around**2).sum()) / users**2),
-            arms=scale * ((counts - there[:, None] * law) * weights).sum(axis=1),
-            variance=float((weights**2 * spread).sum(axis=1).mean()),
-            inherited=min(0.9, float((weights**2 * each * law).sum(axis=1).mean()) / total),
-            law=law,
-            noise=noise,
-        )
-
-
-def state_features(problem: Problem) -> FloatArray:
-    """features[x, i]: what a policy of a table sees of state x.
-
-    Where it is known which transitions there can be, a state's parameters also speak for its neighbours, by how often a
-    random walk that ends at random visits those. Where nothing is known, each state stands for itself.
-    """
-    states = problem.n_states
-    if problem.layout.is_complete or states > MAX_LINKED:
-        return np.eye(states)
-    rows = np.repeat(np.arange(len(problem.layout.row_starts) - 1), np.diff(problem.layout.row_starts))
-    linked = np.eye(states)
-    linked[rows // problem.n_actions % states, problem.layout.successors] = 1
-    linked = np.maximum(linked, linked.T)
-    walk = linked / linked.sum(axis=1, keepdims=True)
-    visits = np.linalg.inv((1 + 1 / C.steps) * np.eye(states) - walk)
-    features: FloatArray = visits / math.sqrt((visits**2).sum(axis=1).mean())
-    return features
-
-
-def _tilt(law: FloatArray) -> FloatArray:
-    """How each point's share changes as the mean of a law over points moves: by exponential tilting."""
-    around = np.linspace(0.0, 1.0, len(law))
-    around = around - law @ around
-    tilted: FloatArray = law * around / max(float(law @ around**2), 1e-6)
-    return tilted
 
 
 def _running(before: float | None, now: float) -> float:
