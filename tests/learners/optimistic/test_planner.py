@@ -117,7 +117,7 @@ def test_probes_without_noise_end_where_optimal_stopping_would() -> None:
     error = 0.5 / np.sqrt(200.0)
     for ratio in (10.0, 100.0, 1000.0, 30_000.0):
         ends = []
-        for bold in (C.exact_boldness, 1.0):
+        for bold in (C.exact_boldness * np.sqrt(1 + C.few / (C.few + 200)), 1.0):
             worth = [
                 z
                 for z in np.arange(0.05, 6.0, 0.01)
