@@ -94,11 +94,11 @@ def project(rows: Array) -> Array:
     return np.asarray(np.maximum(0.0, rows - shifts.max(-1, keepdims=True)))
 
 
-def posterior(raw: Array, a: Array, b: Array) -> tuple[Array, Array, Array, Array]:
+def posterior(raw: Array, a: Array, b: Array, apart: float) -> tuple[Array, Array, Array, Array]:
     """Probabilities of a family's rows, what chance and noise leave open of them, and t, how much the steps differ."""
     width, c = raw.shape[-1], np.reshape(C.concentrations, (-1, 1, 1, 1))
     # How much do the steps differ? By t p(1-p), t = 1 / (1 + c): cells are normal around a mean that is integrated out.
-    w = 1 / (a + b / C.typical)
+    w = 1 / (a + b / C.typical + apart)  # for rewards as if they had nothing in common, else by visits alone
     mean = (w * raw).sum(0) / w.sum(0)
     chance = np.clip(mean, 0, 1) * (1 - np.clip(mean, 0, 1))
     v = a * np.maximum(chance, C.min_chance) + b + C.min_variance
@@ -147,13 +147,13 @@ class Reference:
         a, b = (ratio(part, weights**2, UNKNOWN) for part in (squares, noises))
         moves, pays = (ratio(part, w, 1 / part.shape[-1]) for part, w in zip((moves, pays), weights, strict=True))
         n, k = len(visits), max(len(visits) - 1, 1)  # the last step leads nowhere: any transitions will do there
-        self.p, *moved = (np.append(part, part[-1:], 0)[:n] for part in posterior(moves[:k], a[0, :k], b[0, :k]))
-        r, *paid = posterior(pays, a[1], b[1])
+        self.p, *moved = (np.append(part, part[-1:], 0)[:n] for part in posterior(moves[:k], a[0, :k], b[0, :k], 0))
+        r, *paid = posterior(pays, a[1], b[1], 1)
         by_chance, by_noise, between = np.stack([moved, paid], 1)  # each [f, h, x, a, 1]
         self.visits, self.r, self.between = visits[..., 0], r[..., 1], between[..., 0]
         self.r_variance = (by_chance[1] * r * (1 - r) + by_noise[1])[..., 1]
         self.p_variance = by_chance[0] * (self.p * (1 - self.p)).mean(-1, keepdims=True) + by_noise[0]
-        self.error = by_chance[0] * self.p + by_noise[0]  # times (V - E V)^2, summed over y, is the variance of E V
+        self.by_chance, self.by_noise = by_chance[0] * self.p, by_noise[0]  # times (V - E V)^2: errors of E V
         self.homogeneity = 1 - min(1.0, 5 * between.mean((1, 2, 3, 4)).max())
         # The precision of a row's own data, and as far as steps are alike that of its posterior, which all steps make.
         variance, own = C.typical * by_chance + by_noise, 1 / (C.typical * a + b * COUNTERS)
@@ -163,9 +163,10 @@ class Reference:
         self.find_greedy()
 
     def expected(self, h: Any, values: Array) -> tuple[Array, Array]:
-        """E V over the next states of the rows of a step, and the variance of its error."""
-        mean = (self.p[h] * values).sum(-1)
-        return mean, (self.error[h] * (values - mean[..., None]) ** 2).sum(-1)
+        """E V over the next states of the rows of a step, and the variance of its error, less where a prior tells."""
+        apart = (values - (mean := (self.p[h] * values).sum(-1))[..., None]) ** 2
+        noise, prior = ((part * apart).sum(-1) for part in (self.by_noise[h], np.maximum(self.p[h], C.min_chance)))
+        return mean, (self.by_chance[h] * apart).sum(-1) + ratio(noise * prior, noise + prior, 0.0)
 
     def along(self, here: Array, after: Array) -> Array:
         """The variance of an error here and those after it: errors add up where steps are alike, else squares do."""
@@ -181,8 +182,7 @@ class Reference:
         horizon, states, _ = self.shape
         policy, (values, mean, bonus) = np.zeros((horizon, states), dtype=int), np.zeros((3, horizon + 1, states))
         known = self.precision + information(allocated, noise)
-        half = C.typical * known / 2
-        doubling = half + np.sqrt(half**2 + noise * known)  # visits that tell as much as is known
+        doubling = (half := C.typical * known / 2) + np.sqrt(half**2 + noise * known)  # visits that tell as much again
         tried = np.maximum(users, doubling)
         tells, z = information(tried, noise), C.optimism * worth_trying(tried, left)
         reach, still = z**2 * tells / (tells + known), (self.precision + 1 / C.typical) / (known + 1 / C.typical)
@@ -227,13 +227,13 @@ class Reference:
         gap, known, variance = self.gap, self.precision + 1 / C.typical, self.gap_variance
         precision = known + information(allocated, noise)
         later = left * (gap > 0) * (self.met + self.homogeneity * (self.met.sum(0) - self.met))
-        if noise:
-            bold = C.boldness**2 * (1 + C.few / (C.few + C.typical * self.precision))
-        else:  # few unpaid visits leave more open than a normal law says: the skew of a beta law (Cornish & Fisher)
+        few = 1 + C.few / (C.few + C.typical * self.precision)
+        bold = few * C.boldness**2
+        if not noise:  # unpaid visits leave more open than a normal law says: the skew of a beta law (Cornish & Fisher)
             skew = 2 * (1 - 2 * self.r) * self.r_variance**2 / (self.r * (1 - self.r) + self.r_variance) / variance**1.5
             far, third = gap / np.sqrt(variance), np.maximum(0, skew) / 6
             z = 2 * (far + third) / (1 + np.sqrt(1 + 4 * third * (far + third)))
-            bold = C.exact_boldness**2 * np.where(far > 1, ratio(far, z, 1.0), 1.0) ** 2
+            bold = few * C.exact_boldness**2 * np.where(far > 1, ratio(far, z, 1.0), 1.0) ** 2
         error = np.sqrt(bold * variance * known / precision)
         visits = sizes.reshape(-1, 1, 1, 1) * self.met  # [size, h, x, 1]
         # Without noise the next batch can go on: a visit is worth its part of a whole try (KG*).
@@ -278,9 +278,9 @@ class Reference:
     def ask(self, visits: Array, values: Array, variances: Array) -> Array:
         """Which [f, h]: what tells least is dropped, again and again; of all these, what together tells most."""
         values, value_variance = values[1:, None, None], self.value_variance[1:, None, None]
-        error = self.expected(np.s_[:], values)[1] + C.apart * (self.error * value_variance).sum(-1)
-        stake = visits.sum(-1, keepdims=True) * (visits > 0) * np.stack([error, self.r_variance])
-        known = 1 / self.open
+        after = C.apart * ((self.by_chance + self.by_noise) * value_variance).sum(-1)
+        error = np.stack([self.expected(np.s_[:], values)[1] + after, self.r_variance])
+        known, stake = 1 / self.open, visits.sum(-1, keepdims=True) * (visits > 0) * error
 
         def tell(asked: Array, noise: float) -> tuple[float, Array]:
             """What is learned of all that is at stake, and how much of that each family and step adds."""

@@ -26,12 +26,13 @@ def gain_by_integration(
 
 
 def error_in_probes(mean: float, best: float, error: float, told: float, noise: float) -> float:
-    """The error of an arm as probes take it: bolder for few visits with noise, for a skewed law without."""
+    """The error of an arm as probes take it: bolder for few visits, and without noise for a skewed law."""
+    few = np.sqrt(1 + C.few / (C.few + C.typical * told))
     if noise:
-        return float(C.boldness * error * np.sqrt(1 + C.few / (C.few + C.typical * told)))
+        return float(C.boldness * error * few)
     a, b = np.array([mean, 1 - mean]) * (mean * (1 - mean) / error**2 - 1)
     skew, far = 2 * (b - a) * np.sqrt(a + b + 1) / ((a + b + 2) * np.sqrt(a * b)), (best - mean) / error
     if skew <= 0 or far <= 1:
-        return C.exact_boldness * error
+        return float(C.exact_boldness * error * few)
     z = optimize.brentq(lambda z: z + skew * (z * z - 1) / 6 - far, 0.5, far + 1)
-    return float(C.exact_boldness * (best - mean) / z)
+    return float(C.exact_boldness * (best - mean) / z * few)

@@ -12,7 +12,7 @@ from shufflerl.estimation.flow import conserve
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.model import Model
 from shufflerl.learners.optimistic.rows import expected_value
-from shufflerl.mdp import MDP, homogeneous
+from shufflerl.mdp import MDP, Problem, homogeneous
 from shufflerl.noise import GaussianNoise, Noise, NoNoise
 from shufflerl.population import CountPopulation
 from tests.support.examples import random_mdp, random_mixture
@@ -311,3 +311,18 @@ def test_what_is_left_open_of_sparse_rows_is_near_their_error(users: int, sd: fl
                 off += (mean - mdp.probabilities[first:last] @ values[0]) ** 2
                 stated += variance
     assert 0.5 < off / stated < 1.6
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3, 1.0, 1e9])
+def test_noise_leaves_no_more_open_of_a_value_than_a_prior(noise: float) -> None:
+    """Against the formula; however strong the noise is, what it leaves open is below the prior's variance."""
+    rng = np.random.default_rng(3)
+    p, values = np.array([0.7, 0.295, 0.005, 0.0]), rng.random(4)
+    rows = Model(Problem(2, 4, 1, 1000)).rows
+    rows.probabilities[:4], rows.chance_error[0, 0, 0], rows.noise_error[0, 0, 0] = p, 0.2, noise
+    mean, variance = expected_value(rows, np.tile(values, (3, 1)), 0, 0, 0)
+    squares = (values - p @ values) ** 2
+    data, prior = noise * squares.sum(), (np.maximum(p, C.min_chance) * squares).sum()
+    assert mean == pytest.approx(p @ values)
+    assert variance == pytest.approx(0.2 * p @ squares + (data and 1 / (1 / data + 1 / prior)))
+    assert variance < 0.2 * p @ squares + prior

@@ -117,7 +117,7 @@ def test_probes_without_noise_end_where_optimal_stopping_would() -> None:
     error = 0.5 / np.sqrt(200.0)
     for ratio in (10.0, 100.0, 1000.0, 30_000.0):
         ends = []
-        for bold in (C.exact_boldness, 1.0):
+        for bold in (C.exact_boldness * np.sqrt(1 + C.few / (C.few + 200)), 1.0):
             worth = [
                 z
                 for z in np.arange(0.05, 6.0, 0.01)
@@ -194,7 +194,8 @@ def test_the_skew_counts_by_its_part_of_the_error() -> None:
     greedy = find_greedy(rows, np.ones(2) / 2)._replace(gap=np.full((2, 2, 2), 0.6), variance=open_ + 0.01)
     error = find_rivals(rows, greedy, np.zeros((2, 2, 2)), Terms(1.0, 1e3, 0.0, 2.0)).error
     skew = skewness(law.mean(), law.var(), law.var() + 0.01)
-    np.testing.assert_allclose(error, C.exact_boldness * np.sqrt(as_normal(0.6, law.var() + 0.01, skew)))
+    few = 1 + C.few / (C.few + C.typical * rows.precision)
+    np.testing.assert_allclose(error, C.exact_boldness * np.sqrt(as_normal(0.6, law.var() + 0.01, skew) * few))
 
 
 @pytest.mark.parametrize("noise", [0.0, 10.0])

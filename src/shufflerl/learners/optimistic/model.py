@@ -58,10 +58,12 @@ class Model:
         self._uncertainty = np.zeros(shape)
         pairs, by_pair, between = states * actions, errors.reshape(4, 2, shape[0], -1), self.between.reshape(2, -1)
         twos = arrange(np.arange(0, 2 * rows + 1, 2), np.tile(np.arange(2, dtype=np.int32), rows), pairs)
-        self._families = [Family(twos, self._raw_paid, self._paid, between[1], *by_pair[:, 1])]
+        # By visits alone the steps that pay best, and so are visited most, set the others apart: few visits of these
+        # would seem to tell all. Of transitions they do tell much, as most rows lead to few states.
+        self._families = [Family(twos, 1.0, self._raw_paid, self._paid, between[1], *by_pair[:, 1])]
         if problem.horizon > 1:
             cells = arrange(layout.row_starts, layout.successors, pairs)
-            self._families.append(Family(cells, self._raw, self.probabilities, between[0], *by_pair[:, 0, :-1]))
+            self._families.append(Family(cells, 0.0, self._raw, self.probabilities, between[0], *by_pair[:, 0, :-1]))
         self._fit()
 
     @property

@@ -303,11 +303,12 @@ def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Terms)
         for x in range(states):
             for a in range(actions):
                 variance = greedy.variance[h, x, a]
+                bold = C.boldness
                 if noise == 0.0:
+                    bold = C.exact_boldness
                     skew = skewness(rows.rewards[h, x, a], rows.reward_variances[h, x, a], variance)
-                    variance = C.exact_boldness**2 * as_normal(greedy.gap[h, x, a], variance, skew)
-                else:
-                    variance *= C.boldness**2 * (1.0 + C.few / (C.few + C.typical * rows.precision[h, x, a]))
+                    variance = as_normal(greedy.gap[h, x, a], variance, skew)
+                variance *= bold * bold * (1.0 + C.few / (C.few + C.typical * rows.precision[h, x, a]))
                 prior = rows.precision[h, x, a] + 1.0 / C.typical
                 precision[h, x, a] = prior + information(allocated[h, x, a], noise)
                 error[h, x, a] = math.sqrt(variance * prior / precision[h, x, a])

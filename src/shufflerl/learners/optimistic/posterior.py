@@ -55,10 +55,12 @@ class Family(NamedTuple):
     """The rows of one family, transitions or rewards: pooled data, and what `fit` writes.
 
     `raw` cells become `probabilities`, between[q] becomes t. Of rows [h, q] there are the data's errors,
-    `inverse_ess` A and `noise` B, and what they leave open (see `Rows`).
+    `inverse_ess` A and `noise` B, and what they leave open (see `Rows`). Before t is known, steps are taken to be
+    `apart` by so much.
     """
 
     cells: Cells
+    apart: float
     raw: FloatArray
     probabilities: FloatArray
     between: FloatArray
@@ -161,7 +163,7 @@ def _compare_steps(family: Family, q: int, s: Scratch, likelihoods: FloatArray) 
     mean and p(1-p) at its least value or more; of D cells D - 1 are free.
     """
     cells = family.cells
-    _average(family, q, C.typical, 0.0, s)
+    _average(family, q, C.typical, family.apart, s)
     width = cells.pair_starts[q + 1] - cells.pair_starts[q]
     for g in range(len(likelihoods)):
         total = 0.0

@@ -95,12 +95,21 @@ def expectation(rows: Rows, values: FloatArray, h: int, x: int, a: int) -> float
 
 @compiled
 def expected_value(rows: Rows, values: FloatArray, h: int, x: int, a: int) -> tuple[float, float]:
-    """E V over a row's next states and the variance of its error."""
+    """E V over a row's next states and the variance of its error.
+
+    What noise leaves open of a row that nobody knows is as much in cells that no step ever led to. So of its part D of
+    the variance D P / (D + P) is left, as if a prior had told E V with variance P = sum p (V - E V)^2 (no p below
+    `min_chance`).
+    """
     mean = expectation(rows, values, h, x, a)
     i = (h * rows.rewards.shape[1] + x) * rows.rewards.shape[2] + a
-    spread = reach = 0.0
+    spread = reach = prior = 0.0
     for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
         apart = (values[h + 1, rows.successors[t]] - mean) ** 2
         spread += rows.probabilities[t] * apart
         reach += apart
-    return mean, rows.chance_error[h, x, a] * spread + rows.noise_error[h, x, a] * reach
+        prior += max(rows.probabilities[t], C.min_chance) * apart
+    noise = rows.noise_error[h, x, a] * reach
+    if noise > 0.0:
+        noise *= prior / (noise + prior)
+    return mean, rows.chance_error[h, x, a] * spread + noise
