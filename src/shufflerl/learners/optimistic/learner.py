@@ -157,7 +157,7 @@ def schedule(episodes: int, noise_sd: float, batches: int, least: int = 0) -> In
     that.
 
     >>> schedule(1000, 20.0, 40)
-    array([180, 183, 192, 210, 235])
+    array([180, 185, 196, 210, 229])
     """
     smallest = max(smallest_try(noise_sd), float(least))
     smallest *= max(1.0, C.opening * math.log(max(1.0, episodes / smallest)) / batches)
