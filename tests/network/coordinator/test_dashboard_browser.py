@@ -117,6 +117,7 @@ def test_the_page_says_what_it_was_told(chromium: Browser) -> None:
         expect(page.locator("#gauge")).to_have_attribute("aria-valuetext", "epsilon 3 of 3 spent")
         expect(page.locator("#value")).to_have_text(f"{told['estimate']['value']:.3g}")
         expect(page.locator("#value-rows tr")).to_have_count(6)
+        expect(page.locator("#learning")).to_contain_text("at most 16")
         expect(page.locator("#learning")).to_contain_text("Stages doneof 96")
         expect(page.locator("#policy tbody td")).to_have_count(48)
         share = round(100 * told["policy"]["share"][0][0])
@@ -256,6 +257,7 @@ def check_the_end(seen: Visit, other: Visit, figures: dict[str, Any]) -> None:
     expect(page.locator("#batch-accepted")).to_have_text(str(batches))
     expect(page.locator("#run-bar")).to_have_attribute("aria-valuenow", "100")
     expect(page.locator("#learning dd").first).to_have_text(str(batches))
+    expect(page.locator("#learning")).to_contain_text(re.compile(r"at most \d+"))
     expect(page.locator("#epsilon")).to_have_text("8")
     if figures["learner"] == "optimistic":
         expect(page.locator("#value-rows tr")).to_have_count(batches)

@@ -117,7 +117,7 @@ function showLearned(now) {
     return row;
   }));
 
-  const rows = [["Batches learned from", count(now.batches), `at most ${count(now.most_batches)}`]];
+  const rows = [["Batches learned from", count(now.batches), `at most ${count(now.max_batches)}`]];
   if (now.stages) rows.push(["Stages done", count(now.stages[0]), `of ${count(now.stages[1])}`]);
   if (now.log2_policies != null) rows.push(["Policies left", power(now.log2_policies), `of ${power(now.log2_all_policies)}`]);
   if (now.search.phase) rows.push(["Now", PHASES[now.search.phase] ?? now.search.phase]);
