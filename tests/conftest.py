@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from coverage import Coverage
 from hypothesis import settings
 
 from tests.support.nats_cluster import Cluster
@@ -40,6 +41,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if slow := item.get_closest_marker("slow"):
             seconds[item.path] += slow.args[0] if slow.args else 1
     items.sort(key=lambda item: -seconds[item.path])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart() -> None:
+    """In a worker, end the measurement that pytest-cov begins before it knows of the worker.
+
+    It would go on below the one that is read, and resume whenever that one pauses.
+    """
+    measurement = Coverage.current()
+    if measurement is None:
+        return
+    measurement.stop()
+    if (below := Coverage.current()) is not None:
+        below.stop()
+    measurement.start()
 
 
 #: Processor seconds of a file's quick tests that are traced before sys.monitoring, where each costs half as much again.
