@@ -65,7 +65,10 @@ _IMPORTED = [
 #: Each file and its tests, beside its own examples: the first must let a mutant live before the next are run.
 TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/accounting.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
-    "privacy/audit/auditing.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
+    "privacy/audit/auditing.py": (
+        ("privacy/audit/test_users", "privacy/audit/test_servers"),
+        ("network/test_audit", "network/test_audit_servers"),
+    ),
     "privacy/audit/bench.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
     "privacy/audit/observers.py": (("privacy/audit/test_users", "privacy/audit/test_servers"), ("network/test_audit",)),
     "privacy/audit/servers.py": (("privacy/audit/test_servers",), ("network/test_audit_servers",)),
