@@ -20,6 +20,8 @@ from shufflerl.noise import DiscreteLaplace, PoissonNoise, TruncatedLaplace
 from shufflerl.privacy import protocol
 from shufflerl.privacy.accounting import Budget
 from shufflerl.privacy.audit import ServersInMemory, audit, bench
+from shufflerl.privacy.audit.observers import Observer
+from shufflerl.privacy.audit.statistics import lowest_epsilon
 from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ServersNoise
 from tests.support.examples import mostly_slow
@@ -159,3 +161,19 @@ def test_a_cut_that_the_accountant_ignores_is_found(monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     report = audit(BUDGET, samples=100, system=ServersInMemory(calibrate=calibrate))
     assert "calibration, coordinator" in report.failures
+
+
+def test_looking_at_many_thresholds_costs_confidence() -> None:
+    """The bound on epsilon is below what the luckiest of them, had it been the only one, would show."""
+    system, level = ServersInMemory(), 0.1
+    small = bench.Bench(CountQuery.everything(system.problem))
+    with system.begin(BUDGET, 20, small.query) as session:
+        played = small.play(session, 200)
+    assert not isinstance(played, str)
+    for observer in (Observer(played, name) for name in session.laws):
+        assert isinstance(observer.law, TruncatedLaplace | DiscreteLaplace), "of which epsilon is bounded that way"
+        alone = [
+            lowest_epsilon(*observer.error_rates(quantile), samples=200, delta=BUDGET.delta, level=level)
+            for quantile in np.linspace(-1.5, 1.5, 41)
+        ]
+        assert 0 < observer.tests(BUDGET, level)[0] < max(alone)
