@@ -163,6 +163,7 @@ def test_a_cut_that_the_accountant_ignores_is_found(monkeypatch: pytest.MonkeyPa
     assert "calibration, coordinator" in report.failures
 
 
+@pytest.mark.slow
 def test_looking_at_many_thresholds_costs_confidence() -> None:
     """The bound on epsilon is below what the luckiest of them, had it been the only one, would show."""
     system, level = ServersInMemory(), 0.1
