@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray, StateArray
+from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.compiling import compiled
+from shufflerl.layout import Dynamics
 from shufflerl.learners.ucbvi_kernels import optimistic_policy
 from shufflerl.planning_kernels import policy_value
 from shufflerl.population_kernels import add_counts
@@ -25,11 +26,7 @@ def add_noisy(sums: FloatArray, seen: FloatArray, noise: FloatArray) -> None:
 def play_episodes(
     planner: Generator,
     users: Generator,
-    row_starts: IntArray,
-    successors: StateArray,
-    probabilities: FloatArray,
-    rewards: FloatArray,
-    start: FloatArray,
+    dynamics: Dynamics,
     moves: FloatArray,
     pays: FloatArray,
     noise_moves: FloatArray,
@@ -50,7 +47,7 @@ def play_episodes(
     entries: nothing), by which the noise of the sums, of `variance` before the first episode, grows by
     `added_variances[t]`. Returns its variance after the last.
     """
-    states = start.shape[0]
+    states = len(dynamics.start)
     value = np.empty(states)
     after = np.empty(states)
     noisy = len(noise_moves) > 0
@@ -62,14 +59,12 @@ def play_episodes(
             for h, x in np.ndindex(policy.shape):
                 policy[h, x] = policies[t - 1, h, x]
         optimistic_policy(planner, moves, pays, variance, support, bernstein, scale, log_term, policy, value, after)
-        policy_value(row_starts, successors, probabilities, rewards, policy, value, after)
+        policy_value(dynamics, policy, value, after)
         total = 0.0
         for x in range(states):
-            total += start[x] * value[x]
+            total += dynamics.start[x] * value[x]
         values[t] = total
-        add_counts(
-            users, row_starts, successors, probabilities, rewards, start, policy, 1, seen_moves.reshape(-1), seen_pays
-        )
+        add_counts(users, dynamics, policy, 1, seen_moves.reshape(-1), seen_pays)
         if noisy:
             add_noisy(moves, seen_moves, noise_moves[t])
             add_noisy(pays, seen_pays, noise_pays[t])
