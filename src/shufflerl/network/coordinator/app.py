@@ -26,7 +26,7 @@ from shufflerl.network.coordinator.dashboard import learned
 from shufflerl.network.protocol import costs, wire
 from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Action, BatchStatus, ProblemError, Reason, Signed, State, Transport
-from shufflerl.network.web import contact, http, openapi
+from shufflerl.network.web import contact, http
 from shufflerl.network.web.owner import Owner
 from shufflerl.network.web.watching import LivePage
 from shufflerl.policies import describe
@@ -51,7 +51,6 @@ class CoordinatorServer:
         self._open_at: float | None = None  # when the pending batch was last seen to be open
         self._seal_to_release: float | None = None  # of the last batch, at most
         self._release_to_learned: float | None = None
-        self._watching = LivePage("coordinator.html", self._look)
         self._status = self._owner.submit(self._summary).result()
         self._learned = self._owner.submit(learned, self._coordinator).result()
 
@@ -63,16 +62,15 @@ class CoordinatorServer:
             Route("/v1/policy", self._show_policy),
             Route("/v1/certificate", self._show_certificate),
             Route("/v1/batches", self._show_batches),
-            Route("/healthz", self._healthy),
-            Route("/readyz", self._ready),
             Route("/metrics", self._metrics),
-            Route("/openapi.json", lambda _: http.as_json(openapi.COORDINATOR)),
-            *self._watching.routes,
         ]
-        app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._drive, self._coordinator.close))
-        app.state.watching = self._watching
-        http.answers_problems(app, "coordinator")
-        return app
+        return http.application(
+            "coordinator",
+            routes,
+            LivePage("coordinator.html", self._look),
+            lambda: self._trouble,
+            lambda: self._owner.lifespan(self._drive, self._coordinator.close),
+        )
 
     # Driving the run.
 
@@ -288,14 +286,6 @@ class CoordinatorServer:
             for record in records
         ]
         return http.as_json({"batches": body})
-
-    async def _healthy(self, _: Request) -> Response:
-        return http.as_json({"status": "alive"})
-
-    async def _ready(self, _: Request) -> Response:
-        if self._trouble is not None:
-            return http.problem(self._trouble)
-        return http.as_json({"status": "ready"})
 
     async def _metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")

@@ -26,7 +26,7 @@ from shufflerl.network.shuffler import dummies
 from shufflerl.network.shuffler.shuffler import Shuffler
 from shufflerl.network.stores.commits import GroupCommit
 from shufflerl.network.stores.store import Store
-from shufflerl.network.web import http, openapi
+from shufflerl.network.web import http
 from shufflerl.network.web.owner import Owner
 from shufflerl.network.web.watching import LivePage
 from shufflerl.network.workers import pool
@@ -58,7 +58,6 @@ class ShufflerServer:
         self._workers = workers
         self._sealers = pool(workers, NICENESS)  # processes begin when there is something to seal
         self._started = time.time()
-        self._watching = LivePage("shuffler.html", self._look)
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(shuffler, self._uploads))
         self._commit_seconds = Histogram(
@@ -77,16 +76,15 @@ class ShufflerServer:
             Route("/v1/exclusions", self._exclude, methods=["POST"]),
             Route("/v1/releases", self._release, methods=["POST"]),
             Route("/v1/scrubs", self._scrub, methods=["POST"]),
-            Route("/healthz", self._healthy),
-            Route("/readyz", self._ready),
             Route("/metrics", self._metrics),
-            Route("/openapi.json", lambda _: http.as_json(openapi.SHUFFLER)),
-            *self._watching.routes,
         ]
-        app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._work, self._store.close))
-        app.state.watching = self._watching
-        http.answers_problems(app, "shuffler")
-        return app
+        return http.application(
+            "shuffler",
+            routes,
+            LivePage("shuffler.html", self._look),
+            self._trouble,
+            lambda: self._owner.lifespan(self._work, self._store.close),
+        )
 
     async def _work(self) -> None:
         """Bring batches on, and seal dummies in other processes, so that uploads need not wait for it."""
@@ -207,14 +205,9 @@ class ShufflerServer:
 
     # Operators.
 
-    async def _healthy(self, _: Request) -> Response:
-        return http.as_json({"status": "alive"})
-
-    async def _ready(self, _: Request) -> Response:
-        trouble = self._shuffler.trouble
-        if trouble is not None:
-            return http.problem(ProblemError(Reason.storage, trouble))
-        return http.as_json({"status": "ready"})
+    def _trouble(self) -> ProblemError | None:
+        detail = self._shuffler.trouble
+        return None if detail is None else ProblemError(Reason.storage, detail)
 
     async def _look(self) -> dict[str, Any]:
         """What the page shows: states and sums, nothing of any one report."""
