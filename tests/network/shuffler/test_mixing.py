@@ -17,7 +17,7 @@ from shufflerl.network.shuffler import mixing
 from shufflerl.network.shuffler.shuffler import Shuffler
 from shufflerl.network.stores.store import BatchId, SQLiteStore, Store
 from tests.contracts.store import ID
-from tests.support.network_world import Crash, World, dying, pretend_to_seal
+from tests.support.network_world import World, killed_often, pretend_to_seal
 
 
 class Parts:
@@ -103,16 +103,7 @@ def test_a_batch_in_slices_is_released_whole() -> None:
 def test_slices_of_a_dead_process_are_done_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after every number of stored parts in turn: some slices are there whole, one in part."""
     world = sealed_world()
-    keep = world.store.keep
-    for deaths in range(1, 12):
-        with monkeypatch.context() as patch:
-            patch.setattr(world.store, "keep", dying(keep, deaths))
-            try:
-                world.shuffler.advance()
-                break
-            except Crash:
-                world.restart()
-    assert deaths > 2
+    assert killed_often(world, range(1, 12), monkeypatch) > 1
     assert world.shuffler.advance()
     assert sorted(world.tags(world.collect())) == list(range(21))
 

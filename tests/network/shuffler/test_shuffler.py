@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -380,12 +381,20 @@ def test_large_releases_come_in_chunks(monkeypatch: pytest.MonkeyPatch, world: W
     assert sorted(world.tags(world.collect())) == list(range(9))
 
 
-def test_a_full_disk_is_trouble_that_passes(tmp_path: Path) -> None:
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[tuple[World, SQLiteStore]]:
+    """All reports are in, and nothing more can be stored."""
     store = SQLiteStore(tmp_path / "shuffler.db")
     world = World(store=store, users=40)
     world.announce()
     world.upload(*(world.report() for _ in range(40)))
     fill(store)
+    yield world, store
+    store.close()
+
+
+def test_a_full_disk_is_trouble_that_passes(full: tuple[World, SQLiteStore]) -> None:
+    world, store = full
     assert not world.shuffler.advance()
     assert "full" in (world.shuffler.trouble or "")
     assert world.shuffler.status(world.task).state == State.sealed
@@ -393,7 +402,6 @@ def test_a_full_disk_is_trouble_that_passes(tmp_path: Path) -> None:
     assert world.shuffler.advance()
     assert world.shuffler.trouble is None
     assert world.shuffler.status(world.task).state == State.released
-    store.close()
 
 
 def test_a_disk_too_full_for_reports_is_trouble_until_one_is_stored(tmp_path: Path) -> None:
@@ -427,13 +435,9 @@ def test_a_disk_too_full_for_an_announcement_is_trouble_until_it_is_stored(tmp_p
     store.close()
 
 
-def test_the_time_from_seal_to_release_is_told(tmp_path: Path) -> None:
+def test_the_time_from_seal_to_release_is_told(full: tuple[World, SQLiteStore]) -> None:
     """With all that went wrong in between."""
-    store = SQLiteStore(tmp_path / "shuffler.db")
-    world = World(store=store, users=40)
-    world.announce()
-    world.upload(*(world.report() for _ in range(40)))
-    fill(store)
+    world, store = full
     world.shuffler.advance()
     assert world.shuffler.release_seconds == []
     free(store)
@@ -442,7 +446,6 @@ def test_the_time_from_seal_to_release_is_told(tmp_path: Path) -> None:
     assert world.shuffler.release_seconds == [7.0]
     world.shuffler.advance()
     assert world.shuffler.release_seconds == [7.0]
-    store.close()
 
 
 def test_neither_database_holds_what_its_role_must_not_know(tmp_path: Path) -> None:

@@ -41,11 +41,10 @@ from shufflerl.privacy.protocol import noise_counts
 from tests.support.network_world import (
     EPISODE,
     QUERY,
-    Crash,
     World,
     agreement_of,
     crash_at,
-    dying,
+    killed_often,
     new_identity,
     pretend_to_seal,
     terms,
@@ -255,17 +254,12 @@ def test_a_large_batch_with_dummies_is_mixed_in_slices(monkeypatch: pytest.Monke
     there = world(users=5)
     there.upload(*(there.report() for _ in range(5)))
     there.shuffler.seal_dummies()
-    id, keep = there_id(there), there.store.keep
-    pieces = [there.store.kept(id, dummies.name(number)) for number in range(len(dummies.slices(agreement_of(there))))]
+    pieces = [
+        there.store.kept(there_id(there), dummies.name(number))
+        for number in range(len(dummies.slices(agreement_of(there))))
+    ]
     ours = sum(len(piece or b"") for piece in pieces) // 52
-    for deaths in range(1, 40, 3):
-        with monkeypatch.context() as patch:
-            patch.setattr(there.store, "keep", dying(keep, deaths))
-            try:
-                there.shuffler.advance()
-                break
-            except Crash:
-                there.restart()
+    assert killed_often(there, range(1, 40, 3), monkeypatch) > 1
     assert there.shuffler.advance()
     found = read(there)
     assert sum(map(len, found.values())) == ours + 15
