@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.coordinator import Coordinator
 from shufflerl.network.coordinator.dashboard import learned
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.node.reporting import Checked, make_report, play
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Agreement, parse_announcement

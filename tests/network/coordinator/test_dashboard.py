@@ -26,8 +26,9 @@ from shufflerl.loop import learn
 from shufflerl.network import demo
 from shufflerl.network.config import CoordinatorConfig
 from shufflerl.network.coordinator.app import CoordinatorServer
-from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.coordinator import Coordinator
 from shufflerl.network.coordinator.dashboard import learned
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.demo import Demo
 from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.web import watching
@@ -206,7 +207,11 @@ def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
             replayed.next_batch()
             expected.append(replayed.view().estimate)
         told = learned(coordinator)
-        served = {"learned": told, "outcomes": coordinator.outcomes, "certificate": coordinator.certificate().as_dict()}
+        served = {
+            "learned": told,
+            "outcomes": coordinator.store.outcomes,
+            "certificate": coordinator.certificate().as_dict(),
+        }
         assert msgspec.json.decode(msgspec.json.encode(served)) == json.loads(json.dumps(served, allow_nan=False))
     finally:
         coordinator.close()

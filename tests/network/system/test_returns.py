@@ -18,7 +18,7 @@ from shufflerl.envs.gym import TabularEnv, device_env
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.envs.sensing import SpectrumSensing
 from shufflerl.mdp import Mixture
-from shufflerl.network.coordinator.coordinator import Run
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.demo import policy_text
 from shufflerl.network.node.composing import check, compose
 from shufflerl.network.node.reporting import check_environment, play

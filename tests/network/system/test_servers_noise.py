@@ -23,7 +23,8 @@ from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
 from shufflerl.network import faults
 from shufflerl.network.coordinator import coordinator
-from shufflerl.network.coordinator.coordinator import Coordinator, Run, SpoiltSumError
+from shufflerl.network.coordinator.coordinator import Coordinator, SpoiltSumError
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
 from shufflerl.network.protocol import crypto, masking, wire
 from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, parse_announcement
@@ -315,8 +316,11 @@ class System:
         return parse_announcement(self.coordinator.pending[2].payload)
 
     def own(self) -> IntArray:
-        (noise,) = self.coordinator._db.execute("SELECT own FROM batches WHERE noisy IS NULL").fetchone()
-        return np.frombuffer(noise, dtype="<i8")
+        assert self.coordinator.pending is not None
+        secret = self.coordinator.store.secrets(self.coordinator.pending[0])
+        assert secret is not None
+        assert secret.own is not None
+        return secret.own
 
     def fill(self, *liars: Callable[[Checked, bytes], Report]) -> IntArray:
         """Users fill the batch, the first of them liars; what all others did."""
@@ -344,7 +348,9 @@ class System:
         number, attempt, _ = self.coordinator.pending
         agreed, id = self.agreed, BatchId(self.coordinator.task, number, attempt)
         self.shuffler.seal_dummies()
-        private = crypto.box_key(self.coordinator._asked()[2])
+        secret = self.coordinator.store.secrets(number)
+        assert secret is not None
+        private = crypto.box_key(secret.key)
         self.dummies = np.zeros(agreed.query.size, dtype=np.int64)
         for piece in range(len(dummies.slices(agreed))):
             sealed = self.store.kept(id, dummies.name(piece)) or b""
@@ -432,8 +438,7 @@ def test_the_coordinators_noise_is_drawn_once_whoever_dies_when(
     (record,) = system.coordinator.records
     mean = agreed.source.noise(1).mean
     assert record.values.tolist() == (true + system.dummies + own - mean).tolist()
-    left = system.coordinator._db.execute("SELECT own FROM batches WHERE noisy IS NOT NULL").fetchall()
-    assert left == [(None,)]
+    assert system.coordinator.store.secrets(0) is None
 
 
 def test_every_attempt_has_noise_of_its_own(system: System) -> None:

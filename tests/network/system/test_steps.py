@@ -21,7 +21,7 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture
 from shufflerl.network import demo
 from shufflerl.network.config import CoordinatorConfig
-from shufflerl.network.coordinator.coordinator import Run
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.demo import policy_text
 from shufflerl.network.node.reporting import check_environment, play
 from shufflerl.network.protocol import agreement, crypto, wire

@@ -113,10 +113,10 @@ class CoordinatorServer:
     async def _step(self, client: httpx2.AsyncClient) -> float:
         """One step of the run; returns how long to wait before the next."""
         run = self._coordinator
-        for number, attempt, action in await self._owner.run(run.unacknowledged):
+        for number, attempt, action in await self._owner.run(run.store.unacknowledged):
             faults.reached("acknowledge")
             await self._ask(client, "/v1/scrubs", run.command(number, attempt, action))
-            await self._owner.run(run.acknowledged, number)
+            await self._owner.run(run.store.acknowledged, number)
         pending = await self._owner.run(lambda: run.pending)
         if pending is None:
             return self._poll
@@ -191,7 +191,7 @@ class CoordinatorServer:
     def _summary(self) -> dict[str, Any]:
         run, pending = self._coordinator, self._coordinator.pending
         agreed = None if pending is None else parse_announcement(pending[2].payload)
-        learner, (batches, messages, invalid) = run.learner, run.tally()
+        learner, (batches, messages, invalid) = run.learner, run.store.tally()
         return {
             "task": run.task.hex(),
             "coordinator_key": str(run.identity.public),
