@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import tomllib
@@ -271,6 +272,6 @@ def test_the_shuffler_shows_states_and_sums_only(tmp_path: Path) -> None:
 def test_the_coordinator_is_not_told_what_was_refused(tmp_path: Path) -> None:
     """All it has from the shuffler is the batch's status; refusals are for the shuffler's own page."""
     server = CoordinatorServer(lambda: Coordinator(tmp_path, RUN), "http://127.0.0.1:9", poll=5.0)
-    told = json.dumps(server.describe()) + json.dumps(server._learned)
+    told = json.dumps(asyncio.run(server.look()))
     assert "refused" not in told
-    server._owner.submit(server._coordinator.close).result()
+    server.owner.submit(server.coordinator.close).result()

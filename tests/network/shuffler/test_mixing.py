@@ -15,7 +15,7 @@ from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.wire import State
 from shufflerl.network.shuffler import mixing
 from shufflerl.network.shuffler.shuffler import Shuffler
-from shufflerl.network.stores.store import BatchId, SQLiteStore, Store
+from shufflerl.network.stores.store import BatchId, Store
 from tests.contracts.store import ID
 from tests.support.network_world import World, killed_often, pretend_to_seal
 
@@ -130,10 +130,11 @@ def test_a_slice_done_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("sliced")
-def test_a_batch_that_lost_a_report_is_not_released() -> None:
+def test_a_batch_that_lost_a_report_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     world = sealed_world()
-    assert isinstance(world.store, SQLiteStore)
-    world.store._db.execute("DELETE FROM reports WHERE rowid = 3")
+    reports = world.store.reports
+    lost = list(reports(BatchId(world.task, 0, 0)))[2]
+    monkeypatch.setattr(world.store, "reports", lambda *which: (one for one in reports(*which) if one != lost))
     assert not world.shuffler.advance()
     assert "never released short" in (world.shuffler.trouble or "")
     assert world.shuffler.status(world.task).state == State.sealed

@@ -217,9 +217,13 @@ class Coordinator:
         self._charge(agreed, excluded)
         faults.reached("open")
         if agreed.transport == Transport.sums:
-            noisy, messages, invalid = self._unmasked(number, agreed, secret, chunks), agreed.batch.users, excluded
+            noisy, messages, invalid = (
+                self._unmasked(number, agreed, secret.seeds, chunks),
+                agreed.batch.users,
+                excluded,
+            )
         else:
-            noisy, messages, invalid = self._opened(number, agreed, secret, chunks)
+            noisy, messages, invalid = self._opened(number, agreed, secret.key, chunks)
         values = agreed.source.values(noisy, batch.users)
         try:
             with self.store.transaction():
@@ -253,9 +257,12 @@ class Coordinator:
             "changed_actions": int((playing.modal_policy()[0] != played.modal_policy()[0]).sum()) if tables else None,
         }
 
-    def _opened(
-        self, number: int, agreed: Agreement, secret: Secrets, chunks: Iterable[bytes]
-    ) -> tuple[IntArray, int, int]:
+    def _own_noise(self, number: int, agreed: Agreement) -> IntArray:
+        """What the coordinator itself adds to the counters of a batch."""
+        secret = self.store.secrets(number)
+        return np.zeros(agreed.query.size, dtype=np.int64) if secret is None or secret.own is None else secret.own
+
+    def _opened(self, number: int, agreed: Agreement, key: bytes, chunks: Iterable[bytes]) -> tuple[IntArray, int, int]:
         """The counts of sealed tags with the coordinator's noise, how many tags there are, and how many are left out.
 
         Tags that fill up reports are neither.
@@ -273,19 +280,19 @@ class Coordinator:
                     f"The release of batch {number} has {found:,} messages in group {group}; {source.users:,} reports "
                     f"have {right:,}. Is this its shuffler? Nothing was learned."
                 )
-        counts, padding, invalid = self._opener.count_all(secret.key, agreed.tag_info, source.groups, tags)
+        counts, padding, invalid = self._opener.count_all(key, agreed.tag_info, source.groups, tags)
         messages = int(counts.sum()) + invalid
         if source.padding is None:  # of a user who does not keep to the protocol
             messages, invalid = messages + padding, invalid + padding
-        return counts if secret.own is None else counts + secret.own, messages, invalid
+        return counts + self._own_noise(number, agreed), messages, invalid
 
-    def _unmasked(self, number: int, agreed: Agreement, secret: Secrets, chunks: Iterable[bytes]) -> IntArray:
+    def _unmasked(self, number: int, agreed: Agreement, seeds: bytes | None, chunks: Iterable[bytes]) -> IntArray:
         """The counts in a masked sum with the coordinator's noise; impossible ones are asked again, of other users.
 
         Whether they are is seen by all, so that it must be told from the noisy counts alone.
         """
         counters, size = agreed.query.size, agreed.word_bytes
-        if (seeds := secret.seeds) is None:
+        if seeds is None:
             raise ContractError(f"Batch {number} was summed, but its seeds are not here. Was an old backup restored?")
         each = [seeds[start : start + wire.SEED_BYTES] for start in range(0, len(seeds), wire.SEED_BYTES)]
         sent = b"".join(chunks)
@@ -293,7 +300,7 @@ class Coordinator:
             raise ContractError(
                 f"The sum of batch {number} has {len(sent)} bytes; expected {counters * size}. Is this its shuffler?"
             )
-        own = 0 if secret.own is None else secret.own.astype(f"<u{size}")  # modulo a counter's range, negative ones too
+        own = self._own_noise(number, agreed).astype(f"<u{size}")  # modulo the range of a counter, negative ones too
         low, high = agreed.source.count_range
         noisy = masking.signed(masking.words(sent, size) - self._opener.masks(each, counters, size) + own, low)
         if (wrong := np.flatnonzero(noisy > high)).size:
