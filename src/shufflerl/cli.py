@@ -117,8 +117,11 @@ def run(
         str, typer.Argument(help="Environment; `shufflerl envs` lists them, module:name is yours.", metavar="ENV")
     ],
     learner: Annotated[
-        str, typer.Option(help="Learner; `shufflerl learners` lists them, module:name is yours.")
-    ] = "optimistic",
+        str | None,
+        typer.Option(
+            help="Learner; `shufflerl learners` lists them, module:name is yours.", show_default="that of problems in tables"
+        ),
+    ] = None,
     privatizer: Annotated[
         str | None, typer.Option(help="Privatizer, likewise.", show_default="shuffle with --epsilon, none without")
     ] = None,
@@ -145,9 +148,11 @@ def run(
     from shufflerl import checks
     from shufflerl.envs import ENVIRONMENTS
     from shufflerl.experiments.setting import Setting, summary
-    from shufflerl.learners import LEARNERS
+    from shufflerl.learners import DEFAULTS, LEARNERS
+    from shufflerl.mdp import Problem
     from shufflerl.privatizers import PRIVATIZERS
 
+    learner = learner or DEFAULTS[Problem]
     if privatizer is None:
         privatizer = "none" if epsilon is None else "shuffle"
     if privatizer != "none" and delta is None:
