@@ -119,7 +119,8 @@ def run(
     learner: Annotated[
         str | None,
         typer.Option(
-            help="Learner; `shufflerl learners` lists them, module:name is yours.", show_default="that of problems in tables"
+            help="Learner; `shufflerl learners` lists them, module:name is yours.",
+            show_default="that of tables",
         ),
     ] = None,
     privatizer: Annotated[
