@@ -149,11 +149,10 @@ def run(
     from shufflerl import checks
     from shufflerl.envs import ENVIRONMENTS
     from shufflerl.experiments.setting import Setting, summary
-    from shufflerl.learners import DEFAULTS, LEARNERS
-    from shufflerl.mdp import Problem
+    from shufflerl.learners import DEFAULT, LEARNERS
     from shufflerl.privatizers import PRIVATIZERS
 
-    learner = learner or DEFAULTS[Problem]
+    learner = learner or DEFAULT
     if privatizer is None:
         privatizer = "none" if epsilon is None else "shuffle"
     if privatizer != "none" and delta is None:

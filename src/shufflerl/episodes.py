@@ -64,7 +64,7 @@ class CompiledUCBVI:
             noise_pays,
             added_variances,
             learner.noise_variance,
-            *learner.bonus_arguments,
+            learner.compiled_bonus,
             policies,
             values,
         )

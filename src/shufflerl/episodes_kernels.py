@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.compiling import compiled
 from shufflerl.layout import Dynamics
-from shufflerl.learners.ucbvi_kernels import optimistic_policy
+from shufflerl.learners.ucbvi_kernels import Bonus, optimistic_policy
 from shufflerl.planning_kernels import policy_value
 from shufflerl.population_kernels import add_counts
 
@@ -33,10 +33,7 @@ def play_episodes(
     noise_pays: FloatArray,
     added_variances: FloatArray,
     variance: float,
-    support: BoolArray,
-    bernstein: bool,
-    scale: float,
-    log_term: float,
+    bonus: Bonus,
     policies: PolicyArray,
     values: FloatArray,
 ) -> float:
@@ -58,7 +55,7 @@ def play_episodes(
         if t > 0:
             for h, x in np.ndindex(policy.shape):
                 policy[h, x] = policies[t - 1, h, x]
-        optimistic_policy(planner, moves, pays, variance, support, bernstein, scale, log_term, policy, value, after)
+        optimistic_policy(planner, moves, pays, variance, bonus, policy, value, after)
         policy_value(dynamics, policy, value, after)
         total = 0.0
         for x in range(states):

@@ -61,14 +61,7 @@ def split(rng: Generator, users: int, probabilities: FloatArray, parts: IntArray
 
 
 @compiled
-def add_counts(
-    rng: Generator,
-    dynamics: Dynamics,
-    policy: PolicyArray,
-    users: int,
-    moves: Tally,
-    pays: Tally,
-) -> None:
+def add_counts(rng: Generator, dynamics: Dynamics, policy: PolicyArray, users: int, moves: Tally, pays: Tally) -> None:
     """Play `users` episodes of one policy and add their counts to moves[transition] and pays[h, x, a, r].
 
     Layer by layer: given how many users are where, their next states are multinomial and their reward bits binomial.

@@ -78,29 +78,15 @@ def _fill_block(opening: int, start: FloatArray, q: FloatArray, block: FloatArra
         size *= actions
 
 
-class Sweep(NamedTuple):
-    """What is known of the code before: step, q, value, action and prefix of each cell.
-
-    `block` are the values of all policies that agree with it after the first step.
-    """
-
-    step: IntArray
-    q: FloatArray
-    value: FloatArray
-    action: IntArray
-    prefix: IntArray
-    block: FloatArray
-
-
 @compiled
-def _begin(cells: Cells) -> Sweep:
-    """A sweep before the first code."""
+def _begin(cells: Cells) -> tuple[IntArray, FloatArray, FloatArray, IntArray, IntArray, FloatArray]:
+    """What a sweep keeps of the code before: step, q, value, action and prefix of each cell, and a block of values."""
     count, actions = cells.pays.shape
     q = cells.pays.copy()
     block = np.empty(actions ** cells.first[1])
     _fill_block(cells.first[1], cells.start, q, block)
     action, prefix = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
-    return Sweep(_steps_of_cells(cells.first), q, np.zeros(count), action, prefix, block)
+    return _steps_of_cells(cells.first), q, np.zeros(count), action, prefix, block
 
 
 @compiled
@@ -257,12 +243,7 @@ def prefix_visits(codes: NDArray[np.int32], step: int, cells: Cells) -> FloatArr
 
 @compiled
 def policy_cover(
-    codes: NDArray[np.int32],
-    size: int,
-    place: NDArray[np.int32],
-    visits: FloatArray,
-    actions: int,
-    rng: Generator,
+    codes: NDArray[np.int32], size: int, place: NDArray[np.int32], visits: FloatArray, actions: int, rng: Generator
 ) -> tuple[FloatArray, NDArray[np.int64]]:
     """reach[j, a], the best chance in an ascending list to be in the j-th last cell and take a, and who has it.
 
