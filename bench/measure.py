@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
-from shufflerl import CountPopulation
+import numpy as np
+
+from shufflerl import MDP, CountPopulation, privatizers
+from shufflerl.errors import PrivacyWarning
 from shufflerl.learners.base import Learner
+from shufflerl.mdp import Problem
 from shufflerl.privatizers.base import Privatizer
+
+#: Of every private run of these figures.
+DELTA = 1e-5
+
+AnyLearner = TypeVar("AnyLearner", bound=Learner)
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,15 @@ def cpu_seconds(action: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
+def core_time(process: int) -> float:
+    """Seconds that a process has computed; unlike its speed, they do not depend on what else the machine is doing."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        raise SkippedError("The kernel does not tell processor times here; run it on Linux.") from None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def in_process(module: str, name: str) -> tuple[float, float]:
     """Seconds of a measure of a module's, and the most megabytes its process held; see `print_measure`."""
     command = [sys.executable, "-m", module, name]
@@ -96,6 +117,24 @@ def peak_megabytes() -> float:
     """The most this process held. getrusage would count in what its parent held when it was started."""
     status = Path("/proc/self/status").read_text()
     return float(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def parties(
+    make: Callable[[Problem, np.random.SeedSequence], AnyLearner],
+    mdp: MDP,
+    seed: int,
+    episodes: int,
+    epsilon: float | None,
+) -> tuple[AnyLearner, CountPopulation, Privatizer]:
+    """Who takes part in a run."""
+    for_users, for_noise, for_learner = np.random.SeedSequence(seed).spawn(3)
+    learner = make(mdp.problem(episodes), for_learner)
+    privatizer = privatizers.make("none")
+    if epsilon is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # one delta for all K
+            privatizer = privatizers.make("shuffle", learner, epsilon=epsilon, delta=DELTA, seed=for_noise)
+    return learner, CountPopulation(mdp, for_users), privatizer
 
 
 def slowest_batch(learner: Learner, population: CountPopulation, privatizer: Privatizer) -> float:

@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.support.nats_cluster import MISSING, Cluster, server_binary
 from tests.support.nats_processes import Rounds, front_ends
 
-from bench.measure import Figure, SkippedError
-from bench.network import MODES, Passed, announced, ask, core_time, make_upload, send
+from bench.measure import Figure, SkippedError, core_time
+from bench.network import MODES, Passed, announced, ask, make_upload, send
 from shufflerl.network.demo import Role
 from shufflerl.network.node.reporting import Checked
 from shufflerl.network.protocol import wire

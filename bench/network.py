@@ -6,7 +6,6 @@ Noise by servers is measured beside noise by users, in the same run.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import sqlite3
 import tempfile
@@ -18,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from bench.measure import Figure, SkippedError, medians, seconds
+from bench.measure import Figure, core_time, medians, seconds
 from shufflerl import Batch, CountQuery, Mixture, Problem, envs
 from shufflerl.envs.gym import tabular_env
 from shufflerl.network import demo
@@ -96,15 +95,6 @@ def _ingested(noise: NoiseBy) -> tuple[float, float, float, float]:
         finally:
             shuffler.stop()
         return rate, delay, core, _one_commit_each(folder, noise)
-
-
-def core_time(process: int) -> float:
-    """Seconds that a process has computed; unlike its speed, they do not depend on what else the machine is doing."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        raise SkippedError("The kernel does not tell processor times here; run it on Linux.") from None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _load(port: int, coordinator: SigningKey, folder: Path, noise: NoiseBy) -> tuple[float, float]:

@@ -7,20 +7,17 @@ process of its own; `run` starts them. Times are of the processor: what else the
 from __future__ import annotations
 
 import sys
-import warnings
 from functools import partial
 
 import numpy as np
 
-from bench.measure import Figure, cpu_seconds, in_process, print_measure, slowest_batch
-from shufflerl import MDP, CountPopulation, envs, learn, privatizers
-from shufflerl.errors import PrivacyWarning
+from bench.measure import Figure, cpu_seconds, in_process, parties, print_measure, slowest_batch
+from shufflerl import MDP, envs, learn
 from shufflerl.history import History
 from shufflerl.learners.optimistic import Optimistic
-from shufflerl.privatizers.base import Privatizer
 
 SEEDS = range(500, 600)
-EPISODES, DELTA = 20_000, 1e-5
+EPISODES = 20_000
 #: Budget and the most mean regret on RiverSwim as it is, and with its actions permuted.
 LIMITS = ((None, 20.0, 40.0), (5.0, 160.0, 420.0), (1.0, 470.0, 1050.0), (0.5, 760.0, 1750.0), (0.1, 2700.0, 5500.0))
 LONG, LONG_LIMIT = 10**6, 900.0
@@ -81,7 +78,7 @@ def scale() -> list[Figure]:
 def slowest_of(n_states: int, branching: int | None) -> float:
     """What the learner takes at most to plan a batch and to learn from it."""
     mdp = table("random", 7, n_states=n_states, n_actions=5, horizon=20, branching=branching)
-    return slowest_batch(*parties(mdp, 500, 10**8, 1.0))
+    return slowest_batch(*parties(Optimistic, mdp, 500, 10**8, 1.0))
 
 
 #: What `in_process` can measure: states, and next states of each.
@@ -90,21 +87,7 @@ MEASURES: dict[str, tuple[int, int | None]] = {"dense": (100, None), "sparse": (
 
 def play(mdp: MDP, seed: int, episodes: int, epsilon: float | None) -> History:
     """One run."""
-    return learn(*parties(mdp, seed, episodes, epsilon))
-
-
-def parties(
-    mdp: MDP, seed: int, episodes: int, epsilon: float | None
-) -> tuple[Optimistic, CountPopulation, Privatizer]:
-    """Who takes part in a run."""
-    for_users, for_noise, for_learner = np.random.SeedSequence(seed).spawn(3)
-    learner = Optimistic(mdp.problem(episodes), for_learner)
-    privatizer = privatizers.make("none")
-    if epsilon is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)  # one delta for all K
-            privatizer = privatizers.make("shuffle", learner, epsilon=epsilon, delta=DELTA, seed=for_noise)
-    return learner, CountPopulation(mdp, for_users), privatizer
+    return learn(*parties(Optimistic, mdp, seed, episodes, epsilon))
 
 
 def table(name: str, seed: int, **parameters: object) -> MDP:

@@ -7,7 +7,6 @@ the formulas, the third is predicted. `docs/projection.md` tells what is assumed
 from __future__ import annotations
 
 import heapq
-import os
 import random
 import secrets
 import tempfile
@@ -20,7 +19,7 @@ import httpx2
 import msgspec
 import numpy as np
 
-from bench.measure import Figure, SkippedError, cpu_seconds
+from bench.measure import Figure, SkippedError, core_time, cpu_seconds
 from bench.transports import BUDGET, MILLION, Bench, alike
 from shufflerl.counts import CountQuery
 from shufflerl.mdp import Problem
@@ -199,14 +198,14 @@ def _measured(problem: Problem, users: int, transport: Transport) -> tuple[Load,
                 key = wire.decode(Opening, batch.opening.payload).envelope_key
                 enrolment = SigningKey.load(folder / "shuffler" / "enrolment.pem")
                 bodies = [_upload(bench, key, crypto.mint(enrolment)) for _ in range(users)]
-                before = _core_time(process)
+                before = core_time(process)
                 for body in bodies[:-1]:
                     client.post(f"/v1/tasks/{said.task.hex()}/reports", content=body).raise_for_status()
-                ingest = (_core_time(process) - before) * users / (users - 1)
-                before = _core_time(process)
+                ingest = (core_time(process) - before) * users / (users - 1)
+                before = core_time(process)
                 client.post(f"/v1/tasks/{said.task.hex()}/reports", content=bodies[-1]).raise_for_status()
                 opened = _release(client, identity, bench)
-                release = _core_time(process) - before
+                release = core_time(process) - before
         finally:
             role.stop()
         stored = _stored(folder / "alone.db", bodies)
@@ -269,14 +268,6 @@ def _release(client: httpx2.Client, identity: SigningKey, bench: Bench) -> float
                 ask("/v1/exclusions", Exclusion(task=said.task, batch=0, attempt=0, positions=[]))
         time.sleep(0.05)
     raise SkippedError("The batch was not released in a minute; this machine has too much else to do.")
-
-
-def _core_time(process: int) -> float:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        raise SkippedError("The kernel does not tell processor times here; run it on Linux.") from None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # Projecting.

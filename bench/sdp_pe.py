@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import optimize, sparse
 
-from bench.measure import Figure, in_process, medians, print_measure, seconds, slowest_batch
-from shufflerl import MDP, CountPopulation, envs, learn, policy_sets, privatizers
+from bench.measure import DELTA, Figure, in_process, medians, parties, print_measure, seconds, slowest_batch
+from shufflerl import MDP, envs, learn, policy_sets
 from shufflerl.arrays import BoolArray
-from shufflerl.errors import PrivacyWarning
 from shufflerl.experiments.setting import Setting, run_seeds
 from shufflerl.history import History
 from shufflerl.learners.sdp_pe import SDPPE
-from shufflerl.privatizers.base import Privatizer
 
 SEEDS = range(500, 600)
 PEER_SEEDS = range(500, 510)
-EPISODES, DELTA = 20_000, 1e-5
+EPISODES = 20_000
 #: Budget and the most regret on RiverSwim.
 LIMITS = ((None, 300.0), (5.0, 1150.0), (1.0, 3600.0), (0.5, 5100.0))
 
@@ -98,22 +96,8 @@ def ucbvi_regret(environment: str, epsilon: float | None) -> float:
 
 def play(mdp: MDP, seed: int, episodes: int, epsilon: float | None, **options: Any) -> tuple[History, SDPPE]:
     """One run."""
-    learner, population, privatizer = parties(mdp, seed, episodes, epsilon, **options)
+    learner, population, privatizer = parties(partial(SDPPE, **options), mdp, seed, episodes, epsilon)
     return learn(learner, population, privatizer), learner
-
-
-def parties(
-    mdp: MDP, seed: int, episodes: int, epsilon: float | None, **options: Any
-) -> tuple[SDPPE, CountPopulation, Privatizer]:
-    """Who takes part in a run."""
-    for_users, for_noise, for_learner = np.random.SeedSequence(seed).spawn(3)
-    learner = SDPPE(mdp.problem(episodes), for_learner, **options)
-    privatizer = privatizers.make("none")
-    if epsilon is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)  # one delta for all K
-            privatizer = privatizers.make("shuffle", learner, epsilon=epsilon, delta=DELTA, seed=for_noise)
-    return learner, CountPopulation(mdp, for_users), privatizer
 
 
 def table(name: str, seed: int | None = None, **parameters: Any) -> MDP:
@@ -172,7 +156,7 @@ def enumerated_apart() -> float:
 def large_stage() -> float:
     """The slowest stage of a run: what the learner takes to plan and to learn, without the users."""
     mdp = table("random", 7, n_states=100, n_actions=5, horizon=20)
-    return slowest_batch(*parties(mdp, 500, EPISODES, None))
+    return slowest_batch(*parties(SDPPE, mdp, 500, EPISODES, None))
 
 
 #: What `in_process` can measure.

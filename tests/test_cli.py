@@ -16,6 +16,7 @@ import shufflerl
 from shufflerl import cli, options
 from shufflerl.experiments import setting as settings
 from shufflerl.experiments.setting import Setting
+from tests.support import commands
 
 Call = Callable[..., tuple[object, str]]
 
@@ -24,14 +25,7 @@ Call = Callable[..., tuple[object, str]]
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Run the command line in this process: (exit code or message, stdout)."""
 
-    def _call(*arguments: str) -> tuple[object, str]:
-        monkeypatch.setattr(sys, "argv", ["shufflerl", *arguments])
-        monkeypatch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code, capsys.readouterr().out
-
-    return _call
+    return lambda *arguments: commands.call(capsys, monkeypatch, *arguments, columns=120)[:2]
 
 
 def test_version(call: Call) -> None:

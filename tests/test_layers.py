@@ -21,7 +21,7 @@ BASIC = "arrays checks compiling errors html options registry seeding state"
 MAY_IMPORT = {
     # What there is to learn, and what is asked of users.
     "layout": "",
-    "planning_kernels": "",
+    "planning_kernels": "layout",
     "policies": "",
     "mdp": "layout planning_kernels policies",
     "returns": "mdp policies",
@@ -40,11 +40,11 @@ MAY_IMPORT = {
     "privatizers": "counts mdp noise privacy returns",
     # Simulation, where the three meet.
     "envs": "mdp policies returns steps",
-    "population_kernels": "",
+    "population_kernels": "layout planning_kernels",
     "population": "counts mdp policies population_kernels returns steps",
     "history": "counts mdp planning",
     "loop": "history learners mdp population privatizers steps",
-    "episodes_kernels": "learners planning_kernels population_kernels",
+    "episodes_kernels": "layout learners planning_kernels population_kernels",
     "episodes": "episodes_kernels layout learners mdp population privatizers",
     "attacks": "counts mdp noise planning population privacy privatizers",
     "plots": "",

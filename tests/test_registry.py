@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from shufflerl import cli, envs, learners, privatizers, registry
+from shufflerl import envs, learners, privatizers, registry
 from shufflerl.errors import InvalidInputError, StateMismatchError, UnknownNameError
 from shufflerl.experiments import engine, store
 from shufflerl.experiments.cells import Cell
 from shufflerl.experiments.setting import Setting, run
 from shufflerl.experiments.sweep import read
 from shufflerl.network import config
+from tests.support.commands import call
 from tests.support.guess import Guess
 from tests.support.own import Doors, doors, quiet
 
@@ -40,14 +41,6 @@ class Mine(Guess):
 
     name = "mine"
 """
-
-
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[object, str]:
-    monkeypatch.setattr(sys, "argv", ["shufflerl", *arguments])
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    return stop.value.code, capsys.readouterr().out
 
 
 @pytest.fixture
@@ -116,7 +109,7 @@ def test_packages_announce_their_own(monkeypatch: pytest.MonkeyPatch, capsys: py
         assert run(Setting("riverswim", "guess", "none", 10), 0).history.users.sum() == 10
         assert not Setting("riverswim", "ucbvi", "none", 10).own, "ours keep their names"
         assert [own.location for own in Setting("riverswim", "guess", "none", 10).own] == [GUESS]
-        _, text = call(capsys, monkeypatch, "learners")
+        _, text, _ = call(capsys, monkeypatch, "learners")
         assert "guess " in text
         assert "batches=5" in text
     finally:
@@ -130,7 +123,7 @@ def test_packages_announce_their_own(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_lists_tell_names_parameters_and_a_sentence_in_80_columns(
     command: str, known: registry.Registry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, text = call(capsys, monkeypatch, command)
+    code, text, _ = call(capsys, monkeypatch, command)
     assert code == 0
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     rows = json.loads(call(capsys, monkeypatch, command, "--json")[1])
@@ -147,7 +140,7 @@ def test_run_takes_a_learner_of_the_current_folder(
 ) -> None:
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(mine))])
     arguments = ("--learner", "mine:Mine", "--learner-param", "batches=1e0", "--episodes", "1e2", "--json")
-    code, text = call(capsys, monkeypatch, "run", DOORS, *arguments)
+    code, text, _ = call(capsys, monkeypatch, "run", DOORS, *arguments)
     assert code == 0
     assert json.loads(text)["learner_parameters"] == {"batches": 1}
 
@@ -163,9 +156,9 @@ def test_a_sweep_takes_them_and_remembers_their_source(
     mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (mine / "sweep.toml").write_text(SWEEP)
-    code, text = call(capsys, monkeypatch, "sweep", "sweep.toml", "--workers", "1")
+    code, text, _ = call(capsys, monkeypatch, "sweep", "sweep.toml", "--workers", "1")
     assert (code, text) == (0, "16 cells in out/sweep: 0 were there, 16 were run.\n")
-    code, text = call(capsys, monkeypatch, "compare", "out/sweep")
+    code, text, _ = call(capsys, monkeypatch, "compare", "out/sweep")
     assert code == 0
     assert "Guess" in text
     cell = Cell(Setting("riverswim", "mine:Mine", "none", 10), 0)

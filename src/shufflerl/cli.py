@@ -7,9 +7,8 @@ import math
 import re
 import sys
 import warnings
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -117,8 +116,12 @@ def run(
         str, typer.Argument(help="Environment; `shufflerl envs` lists them, module:name is yours.", metavar="ENV")
     ],
     learner: Annotated[
-        str, typer.Option(help="Learner; `shufflerl learners` lists them, module:name is yours.")
-    ] = "optimistic",
+        str | None,
+        typer.Option(
+            help="Learner; `shufflerl learners` lists them, module:name is yours.",
+            show_default="that of tables",
+        ),
+    ] = None,
     privatizer: Annotated[
         str | None, typer.Option(help="Privatizer, likewise.", show_default="shuffle with --epsilon, none without")
     ] = None,
@@ -145,9 +148,10 @@ def run(
     from shufflerl import checks
     from shufflerl.envs import ENVIRONMENTS
     from shufflerl.experiments.setting import Setting, summary
-    from shufflerl.learners import LEARNERS
+    from shufflerl.learners import DEFAULT, LEARNERS
     from shufflerl.privatizers import PRIVATIZERS
 
+    learner = learner or DEFAULT
     if privatizer is None:
         privatizer = "none" if epsilon is None else "shuffle"
     if privatizer != "none" and delta is None:
@@ -190,8 +194,6 @@ for command in (commands.sweep, commands.compare, commands.reproduce, *network_c
 Horizon = Annotated[int, typer.Option(help="Steps in an episode, H.")]
 Delta = Annotated[float, typer.Option(help=DELTA_HELP)]
 Gamma = Annotated[float, typer.Option(help="Fraction of users assumed to add their noise, in (0, 1].")]
-
-
 Source = Annotated[NoiseBy, typer.Option("--noise", help="Who adds it: all users together, or each server alone.")]
 States = Annotated[int, typer.Option(help="Number of states, X.")]
 Actions = Annotated[int, typer.Option(help="Number of actions, A.")]
@@ -206,7 +208,7 @@ def calibrate(
     actions: Actions = 2,
     users: Annotated[int, count("Users in a batch; only the number of messages depends on it.")] = 1000,
     gamma: Gamma = 1.0,
-    noise: Source = NoiseBy.users,
+    noise: Source = "users",
     as_json: AsJson = False,
 ) -> None:
     """Say how much noise a budget needs, by exact accounting and by the paper's constants."""
@@ -256,7 +258,7 @@ def certify(
     delta: Delta = 1e-5,
     horizon: Horizon = 6,
     gamma: Gamma = 1.0,
-    noise: Source = NoiseBy.users,
+    noise: Source = "users",
     participations: Annotated[int, typer.Option(help="Batches that one user may take part in.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -284,16 +286,8 @@ def certify(
         typer.echo(str(certificate))
 
 
-class AuditPath(StrEnum):
-    """What the audit attacks."""
-
-    all = "all"
-    protocol = "protocol"
-    servers = "servers"
-    tags = "tags"
-    sums = "sums"
-    servers_tags = "servers-tags"
-    servers_sums = "servers-sums"
+#: What the audit attacks.
+AuditPath = Literal["all", "protocol", "servers", "tags", "sums", "servers-tags", "servers-sums"]
 
 
 @app.command()
@@ -303,7 +297,7 @@ def audit(
         typer.Option(
             help="The protocol in memory or the networked system by its transport, noise by users or by servers."
         ),
-    ] = AuditPath.all,
+    ] = "all",
     epsilon: Annotated[
         float | None, typer.Option(help="Privacy budget to audit at; unless given, 1, and 4 where every tag is sealed.")
     ] = None,
@@ -319,12 +313,12 @@ def audit(
     from shufflerl.privacy.accounting import Budget
 
     in_memory: list[System] = [auditing.InMemory(), auditing.ServersInMemory()]
-    systems = [system for system in in_memory if path in (AuditPath.all, system.path)]
+    systems = [system for system in in_memory if path in ("all", system.path)]
     missing = None
     try:
-        systems += [] if systems and path != AuditPath.all else network_systems(path)
+        systems += [] if systems and path != "all" else network_systems(path)
     except MissingExtraError as reason:
-        if path != AuditPath.all:
+        if path != "all":
             raise
         missing = f"Not attacked: tags, sums, servers-tags, servers-sums. {reason}"
     reports = []
@@ -353,7 +347,7 @@ def network_systems(path: AuditPath) -> list[System]:
     from shufflerl.network.audit import Network
 
     systems = [Network(transport, noise) for noise in ("users", "servers") for transport in ("tags", "sums")]
-    return [system for system in systems if path in (AuditPath.all, system.path)]
+    return [system for system in systems if path in ("all", system.path)]
 
 
 def _tell_time(setting: Setting, first: int, seeds: int) -> None:

@@ -150,6 +150,10 @@ class _Atoms:
         self.weights = np.append(self.weights, 0.0)
         self._begins, self._ends = np.append(self._begins, begin), np.append(self._ends, end)
 
+    @property
+    def _visits(self) -> kernels.Visits:
+        return kernels.Visits(self._begins, self._ends, self._triples, self._chances)
+
     def visited(self, i: int) -> tuple[NDArray[np.int32], FloatArray]:
         """The triples atom i visits and how likely it is to."""
         where = slice(self._begins[i], self._ends[i])
@@ -165,8 +169,7 @@ class _Atoms:
 
     def reweigh(self, counted: BoolArray, gap: float) -> None:
         """Make the most of the atoms there are, and drop those that are of no use."""
-        where = self._begins, self._ends, self._triples, self._chances
-        kernels.reweigh(*where, self.weights, counted, gap, _ROUNDS_PER_SEARCH)
+        kernels.reweigh(self._visits, self.weights, counted, gap, _ROUNDS_PER_SEARCH)
         keep = self.weights > 0
         if not keep.all():
             self.policies = [policy for policy, kept in zip(self.policies, keep, strict=True) if kept]
@@ -174,6 +177,5 @@ class _Atoms:
 
     def objective(self, counted: BoolArray) -> FloatArray:
         """1 / d[h, x, a] on the triples that count."""
-        where = self._begins, self._ends, self._triples, self._chances
-        inverse: FloatArray = kernels.reciprocals(*where, self.weights, counted)[1]
+        inverse: FloatArray = kernels.reciprocals(self._visits, self.weights, counted)[1]
         return inverse.reshape(self.shape)

@@ -1,11 +1,12 @@
 """Weights of a coverage design.
 
-A design mixes a few policies, the atoms. Atom i takes the triple (h, x, a) numbered triples[n] with probability
-chances[n], for n from begins[i] to ends[i]. d[t] is what the mixture makes of triple t, and the score of an atom is the
+A design mixes a few policies, the atoms. d[t] is what the mixture makes of triple t, and the score of an atom is the
 sum of its chances over d, which the weights average to the number of triples covered.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,15 @@ from shufflerl.compiling import compiled
 
 #: The largest reciprocal of a chance: it keeps sums of products finite.
 _CEILING = 1e250
+
+
+class Visits(NamedTuple):
+    """For n from begins[i] to ends[i], atom i takes the triple (h, x, a) numbered triples[n] with chances[n]."""
+
+    begins: IntArray
+    ends: IntArray
+    triples: NDArray[np.int32]
+    chances: FloatArray
 
 
 @compiled
@@ -34,15 +44,9 @@ def uniform_visits(transitions: FloatArray, start: FloatArray, reachable: BoolAr
 
 
 @compiled
-def reciprocals(
-    begins: IntArray,
-    ends: IntArray,
-    triples: NDArray[np.int32],
-    chances: FloatArray,
-    weights: FloatArray,
-    counted: BoolArray,
-) -> tuple[FloatArray, FloatArray]:
+def reciprocals(visits: Visits, weights: FloatArray, counted: BoolArray) -> tuple[FloatArray, FloatArray]:
     """d[t] of the mixture and 1/d[t] of the triples that count, zero elsewhere."""
+    begins, ends, triples, chances = visits
     d = np.zeros(len(counted))
     for i in range(len(weights)):
         if weights[i] > 0:
@@ -118,27 +122,19 @@ def _exchange(
 
 
 @compiled
-def reweigh(
-    begins: IntArray,
-    ends: IntArray,
-    triples: NDArray[np.int32],
-    chances: FloatArray,
-    weights: FloatArray,
-    counted: BoolArray,
-    gap: float,
-    rounds: int,
-) -> None:
+def reweigh(visits: Visits, weights: FloatArray, counted: BoolArray, gap: float, rounds: int) -> None:
     """Move the weights until no atom scores more than (1 + gap) times the number of triples, or for some rounds.
 
     A round scores the atoms and pairs the highest with the lowest, the next with the next, up to an eighth of them.
     Each pair moves as much weight from the lower to the higher as maximises the sum of log d. Atoms that no longer
     count for anything are left with no weight.
     """
+    begins, ends, triples, chances = visits
     atoms = len(weights)
     aim = counted.sum()
     change = np.zeros(len(counted))
     touched = np.empty(len(counted), dtype=np.int64)
-    d, inverse = reciprocals(begins, ends, triples, chances, weights, counted)
+    d, inverse = reciprocals(visits, weights, counted)
     scores = np.empty(atoms)
     for _ in range(rounds):
         for i in range(atoms):

@@ -12,7 +12,7 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.episodes_kernels import play_episodes
-from shufflerl.layout import Layout
+from shufflerl.layout import Dynamics, Layout
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Mixture
@@ -57,18 +57,14 @@ class CompiledUCBVI:
         learner.noise_variance = play_episodes(
             learner.rng,
             self.population.rng,
-            every.row_starts,
-            every.successors,
-            mdp.transitions.reshape(-1),
-            mdp.rewards,
-            mdp.start,
+            Dynamics(every.row_starts, every.successors, mdp.transitions.reshape(-1), mdp.rewards, mdp.start),
             learner.moves,
             learner.pays,
             noise_moves,
             noise_pays,
             added_variances,
             learner.noise_variance,
-            *learner.bonus_arguments,
+            learner.compiled_bonus,
             policies,
             values,
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray, StateArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.compiling import compiled
-from shufflerl.learners.ucbvi_kernels import optimistic_policy
+from shufflerl.layout import Dynamics
+from shufflerl.learners.ucbvi_kernels import Bonus, optimistic_policy
 from shufflerl.planning_kernels import policy_value
 from shufflerl.population_kernels import add_counts
 
@@ -25,21 +26,14 @@ def add_noisy(sums: FloatArray, seen: FloatArray, noise: FloatArray) -> None:
 def play_episodes(
     planner: Generator,
     users: Generator,
-    row_starts: IntArray,
-    successors: StateArray,
-    probabilities: FloatArray,
-    rewards: FloatArray,
-    start: FloatArray,
+    dynamics: Dynamics,
     moves: FloatArray,
     pays: FloatArray,
     noise_moves: FloatArray,
     noise_pays: FloatArray,
     added_variances: FloatArray,
     variance: float,
-    support: BoolArray,
-    bernstein: bool,
-    scale: float,
-    log_term: float,
+    bonus: Bonus,
     policies: PolicyArray,
     values: FloatArray,
 ) -> float:
@@ -50,7 +44,7 @@ def play_episodes(
     entries: nothing), by which the noise of the sums, of `variance` before the first episode, grows by
     `added_variances[t]`. Returns its variance after the last.
     """
-    states = start.shape[0]
+    states = len(dynamics.start)
     value = np.empty(states)
     after = np.empty(states)
     noisy = len(noise_moves) > 0
@@ -61,15 +55,13 @@ def play_episodes(
         if t > 0:
             for h, x in np.ndindex(policy.shape):
                 policy[h, x] = policies[t - 1, h, x]
-        optimistic_policy(planner, moves, pays, variance, support, bernstein, scale, log_term, policy, value, after)
-        policy_value(row_starts, successors, probabilities, rewards, policy, value, after)
+        optimistic_policy(planner, moves, pays, variance, bonus, policy, value, after)
+        policy_value(dynamics, policy, value, after)
         total = 0.0
         for x in range(states):
-            total += start[x] * value[x]
+            total += dynamics.start[x] * value[x]
         values[t] = total
-        add_counts(
-            users, row_starts, successors, probabilities, rewards, start, policy, 1, seen_moves.reshape(-1), seen_pays
-        )
+        add_counts(users, dynamics, policy, 1, seen_moves.reshape(-1), seen_pays)
         if noisy:
             add_noisy(moves, seen_moves, noise_moves[t])
             add_noisy(pays, seen_pays, noise_pays[t])

@@ -30,7 +30,7 @@ class History:
 
     Where the truth is known, `reward` and `regret` are exact expectations; elsewhere `reward` is what the users got
     (nan if the population does not say) and `regret` is nan. `deployed[b]` says which of `deployments` batch b
-    played. Those stand in order of deployment, each once per stretch of batches that played it; a bare policy[h, x]
+    played. Those stand in order of deployment, each once for all batches in a row that played it; a bare policy[h, x]
     stands for the mixture of it alone. `switches` is how many times the deployed mixture changed, from what was
     deployed before the first batch on: the switches of two halves add up to those of the whole.
     """

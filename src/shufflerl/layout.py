@@ -9,14 +9,27 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shufflerl import checks
-from shufflerl.arrays import BoolArray, IntArray, StateArray
+from shufflerl.arrays import BoolArray, FloatArray, IntArray, StateArray
 from shufflerl.errors import InvalidInputError
+
+
+class Dynamics(NamedTuple):
+    """A tabular model as compiled code takes it: the rows of a `Layout`, rewards[h, x, a] and the law of the start.
+
+    Transitions have a layer fewer than rewards. Rows may sum to less than one: what is missing earns nothing.
+    """
+
+    row_starts: IntArray
+    successors: StateArray
+    probabilities: FloatArray
+    rewards: FloatArray
+    start: FloatArray
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shufflerl import checks, html
-from shufflerl.arrays import BoolArray, FloatArray, IntArray, PolicyArray
+from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.errors import InvalidInputError
-from shufflerl.layout import Layout
+from shufflerl.layout import Dynamics, Layout
 from shufflerl.policies import Family, Scores, Table
 
 #: More episodes than this would overflow the 64-bit counts.
@@ -185,13 +185,13 @@ class MDP:
     def _optimal_q(self) -> FloatArray:
         from shufflerl.planning_kernels import optimal_q
 
-        q: FloatArray = optimal_q(*self.rows, self.rewards)
+        q: FloatArray = optimal_q(self.dynamics)
         return q
 
-    @property
-    def rows(self) -> tuple[IntArray, NDArray[np.int32], FloatArray]:
-        """What compiled code takes transitions as: where rows start, where each transition leads, how likely it is."""
-        return self.layout.row_starts, self.layout.successors, self.probabilities
+    @cached_property
+    def dynamics(self) -> Dynamics:
+        """The MDP as compiled code takes it."""
+        return Dynamics(self.layout.row_starts, self.layout.successors, self.probabilities, self.rewards, self.start)
 
     def problem(self, episodes: int) -> Problem:
         """What a learner may know of this MDP when it is given `episodes` episodes.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,13 +10,8 @@ import typer
 DELTA_HELP = "Allowed beyond epsilon: P(seen) <= e^epsilon P'(seen) + delta."
 
 
-class NoiseBy(StrEnum):
-    """Who adds the noise."""
-
-    users = "users"
-    servers = "servers"
-
-
+#: Who adds the noise.
+NoiseBy = Literal["users", "servers"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
 
 

@@ -11,15 +11,15 @@ from functools import lru_cache
 import numpy as np
 
 from shufflerl import planning_kernels as kernels
-from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
-from shufflerl.layout import Layout
+from shufflerl.arrays import FloatArray, PolicyArray
+from shufflerl.layout import Dynamics, Layout
 from shufflerl.mdp import MDP, Mixture
 from shufflerl.policies import Scores
 
 
 def optimal_q(transitions: FloatArray, rewards: FloatArray) -> FloatArray:
     """Q*[h, x, a]: the best expected reward from step h on when action a is taken in state x."""
-    q: FloatArray = kernels.optimal_q(*_rows(transitions), rewards)
+    q: FloatArray = kernels.optimal_q(_dynamics(transitions, rewards, _NOWHERE))
     return q
 
 
@@ -35,7 +35,7 @@ def greedy(q: FloatArray, rng: np.random.Generator) -> PolicyArray:
 
 def policy_values(transitions: FloatArray, rewards: FloatArray, start: FloatArray, policies: PolicyArray) -> FloatArray:
     """Expected reward of an episode for each of policies[m, h, x]."""
-    values: FloatArray = kernels.policy_values(*_rows(transitions), rewards, start, policies)
+    values: FloatArray = kernels.policy_values(_dynamics(transitions, rewards, start), policies)
     return values
 
 
@@ -55,16 +55,17 @@ def mixture_value(mdp: MDP, mixture: Mixture) -> float:
     """Expected reward of an episode of one user given the mixture: of tables, or of scores at every step."""
     if isinstance(mixture.family, Scores):
         mixture = mixture.as_tables(mdp.horizon)
-    values = kernels.policy_values(*mdp.rows, mdp.rewards, mdp.start, mixture.policies)
+    values = kernels.policy_values(mdp.dynamics, mixture.policies)
     return float(mixture.weights @ values)
 
 
-def _rows(transitions: FloatArray) -> tuple[IntArray, StateArray, FloatArray]:
+def _dynamics(transitions: FloatArray, rewards: FloatArray, start: FloatArray) -> Dynamics:
     """A table as rows that lead everywhere."""
-    layers, states, actions, _ = transitions.shape
-    layout = _layout((layers, states, actions))
-    return layout.row_starts, layout.successors, transitions.reshape(-1)
+    layout = _layout(transitions.shape[:3])
+    return Dynamics(layout.row_starts, layout.successors, transitions.reshape(-1), rewards, start)
 
 
+#: The law of a start that nobody asks for.
+_NOWHERE = np.empty(0)
 #: Those of the last few shapes, as plans are made over and over for the same one.
 _layout = lru_cache(maxsize=4)(Layout)

@@ -1,18 +1,25 @@
-"""Dynamic programs over transitions in rows (see `Layout`) and rewards[h, x, a]; transitions have a layer fewer."""
+"""Dynamic programs over `Dynamics`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
-from shufflerl.compiling import compiled
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
+from shufflerl.compiling import compiled, inlined
+from shufflerl.layout import Dynamics
+
+
+@inlined
+def row_of(row_starts: IntArray, rewards: FloatArray, h: int, x: int, a: int) -> tuple[int, int]:
+    """Where the transitions from (h, x, a) begin and end."""
+    row = (h * rewards.shape[1] + x) * rewards.shape[2] + a
+    return row_starts[row], row_starts[row + 1]
 
 
 @compiled
-def optimal_q(
-    row_starts: IntArray, successors: StateArray, probabilities: FloatArray, rewards: FloatArray
-) -> FloatArray:
-    """Q*[h, x, a] by backward induction. Rows may sum to less than one: what is missing earns nothing."""
+def optimal_q(dynamics: Dynamics) -> FloatArray:
+    """Q*[h, x, a] by backward induction, which asks for no start."""
+    row_starts, successors, probabilities, rewards, _ = dynamics
     horizon, states, actions = rewards.shape
     q = rewards.copy()
     value = np.empty(states)
@@ -23,27 +30,19 @@ def optimal_q(
                 value[x] = max(value[x], q[h + 1, x, a])
         for x in range(states):
             for a in range(actions):
-                row = (h * states + x) * actions + a
+                first, end = row_of(row_starts, rewards, h, x, a)
                 total = 0.0
-                for i in range(row_starts[row], row_starts[row + 1]):
+                for i in range(first, end):
                     total += probabilities[i] * value[successors[i]]
                 q[h, x, a] += total
     return q
 
 
 @compiled
-def policy_value(
-    row_starts: IntArray,
-    successors: StateArray,
-    probabilities: FloatArray,
-    rewards: FloatArray,
-    policy: PolicyArray,
-    value: FloatArray,
-    after: FloatArray,
-) -> None:
+def policy_value(dynamics: Dynamics, policy: PolicyArray, value: FloatArray, after: FloatArray) -> None:
     """Write into `value` the value of one policy from each start state; `after` is scratch of the same size."""
     horizon, states = policy.shape
-    actions = rewards.shape[2]
+    row_starts, successors, probabilities, rewards, _ = dynamics
     for x in range(states):
         value[x] = rewards[horizon - 1, x, policy[horizon - 1, x]]
     for h in range(horizon - 2, -1, -1):
@@ -51,32 +50,25 @@ def policy_value(
             after[x] = value[x]
         for x in range(states):
             a = policy[h, x]
-            row = (h * states + x) * actions + a
+            first, end = row_of(row_starts, rewards, h, x, a)
             total = rewards[h, x, a]
-            for i in range(row_starts[row], row_starts[row + 1]):
+            for i in range(first, end):
                 total += probabilities[i] * after[successors[i]]
             value[x] = total
 
 
 @compiled
-def policy_values(
-    row_starts: IntArray,
-    successors: StateArray,
-    probabilities: FloatArray,
-    rewards: FloatArray,
-    start: FloatArray,
-    policies: PolicyArray,
-) -> FloatArray:
+def policy_values(dynamics: Dynamics, policies: PolicyArray) -> FloatArray:
     """The expected reward of an episode under each of many policies."""
     count, _, states = policies.shape
     values = np.empty(count)
     value = np.empty(states)
     after = np.empty(states)
     for i in range(count):
-        policy_value(row_starts, successors, probabilities, rewards, policies[i], value, after)
+        policy_value(dynamics, policies[i], value, after)
         total = 0.0
         for x in range(states):
-            total += start[x] * value[x]
+            total += dynamics.start[x] * value[x]
         values[i] = total
     return values
 

@@ -138,17 +138,7 @@ class CountPopulation:
             )
         moves = np.zeros(mdp.layout.size, dtype=np.int64)
         pays = np.zeros((mdp.horizon, mdp.n_states, mdp.n_actions, 2), dtype=np.int64)
-        kernels.add_mixture_counts(
-            self.rng,
-            *mdp.rows,
-            mdp.rewards,
-            mdp.start,
-            mixture.policies,
-            mixture.weights,
-            batch.users,
-            moves,
-            pays,
-        )
+        kernels.add_mixture_counts(self.rng, mdp.dynamics, mixture.policies, mixture.weights, batch.users, moves, pays)
         earned = float(pays[..., 1].sum()) * (self.mdp.horizon // mdp.horizon)
         return Counts(batch, batch.table_query.collect(mdp.layout, moves, pays), earned)
 
@@ -173,17 +163,8 @@ class TrajectoryPopulation:
         if self.mdp is not None:
             mdp = self.mdp
             mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
-            return Trajectories(
-                *kernels.play_users(
-                    self.rng,
-                    *mdp.rows,
-                    mdp.rewards,
-                    mdp.start,
-                    mixture.policies,
-                    mixture.weights,
-                    batch.users,
-                )
-            )
+            played = kernels.play_users(self.rng, mdp.dynamics, mixture.policies, mixture.weights, batch.users)
+            return Trajectories(*played)
         return self._played(mixture, self.rng.choice(len(mixture.weights), size=batch.users, p=mixture.weights))
 
     def _played(self, mixture: Mixture, given: IntArray) -> Trajectories:
@@ -231,6 +212,5 @@ def _tabular_returns(mdp: MDP, batch: Batch, rng: np.random.Generator) -> Counts
     mixture.check_fits(mdp.horizon, mdp.n_states, mdp.n_actions)
     _check_number(batch.users)
     each = rng.multinomial(batch.users, mixture.weights / mixture.weights.sum())
-    arguments = (*mdp.rows, mdp.rewards, mdp.start, mixture.policies)
-    returns = np.concatenate([kernels.play_returns(rng, *arguments, m, int(users)) for m, users in enumerate(each)])
-    return _counted(batch, np.repeat(np.arange(len(each)), each), returns, rng)
+    returns = [kernels.play_returns(rng, mdp.dynamics, mixture.policies[m], int(users)) for m, users in enumerate(each)]
+    return _counted(batch, np.repeat(np.arange(len(each)), each), np.concatenate(returns), rng)

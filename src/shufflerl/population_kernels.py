@@ -8,8 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from shufflerl.arrays import FloatArray, IntArray, PolicyArray, StateArray
-from shufflerl.compiling import compiled
+from shufflerl.arrays import FloatArray, IntArray, PolicyArray
+from shufflerl.compiling import compiled, inlined
+from shufflerl.layout import Dynamics
+from shufflerl.planning_kernels import row_of
 
 #: Counts are added into whole numbers, or into the running sums of a learner.
 Tally = IntArray | FloatArray
@@ -59,18 +61,7 @@ def split(rng: Generator, users: int, probabilities: FloatArray, parts: IntArray
 
 
 @compiled
-def add_counts(
-    rng: Generator,
-    row_starts: IntArray,
-    successors: StateArray,
-    probabilities: FloatArray,
-    rewards: FloatArray,
-    start: FloatArray,
-    policy: PolicyArray,
-    users: int,
-    moves: Tally,
-    pays: Tally,
-) -> None:
+def add_counts(rng: Generator, dynamics: Dynamics, policy: PolicyArray, users: int, moves: Tally, pays: Tally) -> None:
     """Play `users` episodes of one policy and add their counts to moves[transition] and pays[h, x, a, r].
 
     Layer by layer: given how many users are where, their next states are multinomial and their reward bits binomial.
@@ -78,7 +69,7 @@ def add_counts(
     does not depend on whether rows list transitions of probability zero.
     """
     horizon, states = policy.shape
-    actions = rewards.shape[2]
+    row_starts, successors, probabilities, rewards, start = dynamics
     here = np.empty(states, dtype=np.int64)
     there = np.empty(states, dtype=np.int64)
     parts = np.empty(states, dtype=np.int64)
@@ -94,8 +85,7 @@ def add_counts(
             pays[h, x, a, 1] += wins
             pays[h, x, a, 0] += n - wins
             if h + 1 < horizon:
-                row = (h * states + x) * actions + a
-                first, end = row_starts[row], row_starts[row + 1]
+                first, end = row_of(row_starts, rewards, h, x, a)
                 law = probabilities[first:end]
                 if n == 1:
                     i = invert(rng.random(), law) if states > 1 else 0
@@ -112,11 +102,7 @@ def add_counts(
 @compiled
 def add_mixture_counts(
     rng: Generator,
-    row_starts: IntArray,
-    successors: StateArray,
-    probabilities: FloatArray,
-    rewards: FloatArray,
-    start: FloatArray,
+    dynamics: Dynamics,
     policies: PolicyArray,
     weights: FloatArray,
     users: int,
@@ -128,65 +114,48 @@ def add_mixture_counts(
     split(rng, users, weights, given)
     for m in range(len(weights)):
         if given[m] > 0:
-            add_counts(rng, row_starts, successors, probabilities, rewards, start, policies[m], given[m], moves, pays)
+            add_counts(rng, dynamics, policies[m], given[m], moves, pays)
+
+
+@inlined
+def _play(rng: Generator, dynamics: Dynamics, policy: PolicyArray, episode: tuple[IntArray, ...], i: int) -> int:
+    """Write a user's states, actions and reward bits into the i-th rows, and return its return.
+
+    Where there is no choice nothing is drawn.
+    """
+    row_starts, successors, probabilities, rewards, start = dynamics
+    states, actions, bits = episode
+    x = draw_one(rng, start)
+    won = 0
+    for h in range(len(policy)):
+        a = policy[h, x]
+        bit = rng.random() < rewards[h, x, a]
+        won += bit
+        states[i, h], actions[i, h], bits[i, h] = x, a, bit
+        if h + 1 < len(policy) and len(start) > 1:
+            first, end = row_of(row_starts, rewards, h, x, a)
+            x = successors[first + invert(rng.random(), probabilities[first:end])]
+    return won
 
 
 @compiled
 def play_users(
-    rng: Generator,
-    row_starts: IntArray,
-    successors: StateArray,
-    probabilities: FloatArray,
-    rewards: FloatArray,
-    start: FloatArray,
-    policies: PolicyArray,
-    weights: FloatArray,
-    users: int,
+    rng: Generator, dynamics: Dynamics, policies: PolicyArray, weights: FloatArray, users: int
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Whole episodes, one user after the other: states[i, h], actions[i, h], reward bits[i, h]."""
-    horizon, states = policies.shape[1:]
-    n_actions = rewards.shape[2]
-    xs = np.empty((users, horizon), dtype=np.int64)
-    actions = np.empty((users, horizon), dtype=np.int64)
-    bits = np.empty((users, horizon), dtype=np.int64)
+    states = np.empty((users, policies.shape[1]), dtype=np.int64)
+    actions = np.empty_like(states)
+    bits = np.empty_like(states)
     for i in range(users):
-        m = draw_one(rng, weights)
-        x = draw_one(rng, start)
-        for h in range(horizon):
-            a = policies[m, h, x]
-            xs[i, h] = x
-            actions[i, h] = a
-            bits[i, h] = rng.random() < rewards[h, x, a]
-            if h + 1 < horizon and states > 1:
-                row = (h * states + x) * n_actions + a
-                first, end = row_starts[row], row_starts[row + 1]
-                x = successors[first + invert(rng.random(), probabilities[first:end])]
-    return xs, actions, bits
+        _play(rng, dynamics, policies[draw_one(rng, weights)], (states, actions, bits), i)
+    return states, actions, bits
 
 
 @compiled
-def play_returns(
-    rng: Generator,
-    row_starts: IntArray,
-    successors: StateArray,
-    probabilities: FloatArray,
-    rewards: FloatArray,
-    start: FloatArray,
-    policies: PolicyArray,
-    given: int,
-    users: int,
-) -> FloatArray:
-    """The sums of reward bits of so many users who play policy `given`, one user after the other."""
-    horizon, states = policies.shape[1:]
-    n_actions = rewards.shape[2]
-    returns = np.zeros(users)
+def play_returns(rng: Generator, dynamics: Dynamics, policy: PolicyArray, users: int) -> FloatArray:
+    """The sums of reward bits of so many users who play the policy, one user after the other."""
+    returns = np.empty(users)
+    unseen = np.empty((1, len(policy)), dtype=np.int64)
     for i in range(users):
-        x = draw_one(rng, start)
-        for h in range(horizon):
-            a = policies[given, h, x]
-            returns[i] += rng.random() < rewards[h, x, a]
-            if h + 1 < horizon and states > 1:
-                row = (h * states + x) * n_actions + a
-                first, end = row_starts[row], row_starts[row + 1]
-                x = successors[first + invert(rng.random(), probabilities[first:end])]
+        returns[i] = _play(rng, dynamics, policy, (unseen, unseen, unseen), 0)
     return returns

@@ -3,8 +3,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +12,13 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from shufflerl import cli
 from shufflerl.arrays import FloatArray
 from shufflerl.errors import InvalidInputError, UnknownNameError
 from shufflerl.experiments import chart, compare, store
 from shufflerl.experiments.cells import Cell, Result, curve_episodes
 from shufflerl.experiments.setting import Setting
 from shufflerl.results import load
+from tests.support import commands
 
 EPISODES = 400
 
@@ -220,18 +220,12 @@ def test_a_figure_says_which_band_it_shows_and_gives_a_learner_one_look(results:
 def test_the_command_prints_a_table_json_and_a_figure(
     results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def call(*arguments: str) -> tuple[object, str]:
-        monkeypatch.setattr(sys, "argv", ["shufflerl", *arguments])
-        monkeypatch.setenv("COLUMNS", "80")
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        return stop.value.code, capsys.readouterr().out
-
+    call = partial(commands.call, capsys, monkeypatch)
     out = tmp_path / "out"
     with store.Store(out, [result.cell for result in results]) as opened:
         for result in results:
             opened.write(result)
-    code, text = call("compare", str(out), "--plot", str(tmp_path / "figure.svg"), "--band", "ci")
+    code, text, _ = call("compare", str(out), "--plot", str(tmp_path / "figure.svg"), "--band", "ci")
     assert code == 0
     assert "riverswim, 400 episodes, 16" in text
     assert "best" in text
@@ -252,7 +246,7 @@ def test_the_command_prints_a_table_json_and_a_figure(
     assert table.num_rows == len(results)
     assert set(table["learner.scale"].to_pylist()) == {0.1, 0.2, 0.3}
     assert len(table.to_pandas()) == len(results) if importlib.util.find_spec("pandas") else True
-    code, text = call("compare", str(out), "--json")
+    code, text, _ = call("compare", str(out), "--json")
     (group,) = json.loads(text)["groups"]
     best, *others = group["settings"]
     assert len(best["regret"]["per_seed"]) == 16

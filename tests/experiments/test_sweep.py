@@ -7,16 +7,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from shufflerl import cli
 from shufflerl.errors import InvalidInputError, LostWorkersError, MissingExtraError
 from shufflerl.experiments import engine, store
 from shufflerl.experiments.cells import Cell, curve_episodes, run_cell
 from shufflerl.experiments.setting import Setting, run
 from shufflerl.experiments.sweep import read
+from tests.support import commands
 from tests.support.waiting import PATIENCE, until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sweep.toml"
@@ -360,13 +361,7 @@ def test_on_a_ray_cluster_with_a_machine_killed_the_results_are_identical(file: 
 def test_the_command_runs_resumes_and_reports(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def call(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["shufflerl", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        return stop.value.code, said.out, said.err
-
+    call = partial(commands.call, capsys, monkeypatch)
     monkeypatch.chdir(tmp_path)
     sweep = ("sweep", str(file), "--workers", "1")
     assert call(*sweep) == (0, "24 cells in out/small: 0 were there, 24 were run.\n", "")

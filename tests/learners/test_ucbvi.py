@@ -11,7 +11,7 @@ from shufflerl.errors import InvalidInputError, StateMismatchError
 from shufflerl.history import History
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
-from shufflerl.learners.ucbvi_kernels import optimistic_policy, upper_bound
+from shufflerl.learners.ucbvi_kernels import Bonus, optimistic_policy, upper_bound
 from shufflerl.loop import learn
 from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation, TrajectoryPopulation
@@ -103,7 +103,7 @@ def test_optimism_holds_with_the_theory_scale() -> None:
         value, after = np.zeros((2, mdp.n_states))
         scratch = learner.policy.copy()
         optimistic_policy(
-            np.random.default_rng(0), learner.moves, learner.pays, 0.0, *learner.bonus_arguments, scratch, value, after
+            np.random.default_rng(0), learner.moves, learner.pays, 0.0, learner.compiled_bonus, scratch, value, after
         )
         assert (value >= truth - 1e-12).all()
 
@@ -165,7 +165,7 @@ def test_the_bound_is_the_hand_computed_one(bernstein: bool, variance: float) ->
     moves[0, 0, 0], pays[0, 0, 0] = [3, 1], [1, 3]
     after = np.array([1.0, 0.5])
     support = np.ones(moves.shape, dtype=np.bool_)
-    bound = upper_bound((0, 0, 0), moves, pays, variance, support, after, bernstein, SCALE, L)
+    bound = upper_bound((0, 0, 0), moves, pays, variance, after, Bonus(support, bernstein, SCALE, L))
     mean = 0.75 + 0.875
     spread = 0.8125 - 0.875**2 + 0.75 * 0.25
     bonus = np.sqrt(L * spread / 4) + L * 2 / 4 if bernstein else 2 * np.sqrt(L / 4)  # 2 steps are left
@@ -173,7 +173,7 @@ def test_the_bound_is_the_hand_computed_one(bernstein: bool, variance: float) ->
     assert bound == pytest.approx(mean + SCALE * bonus, rel=1e-12)
     # The last step has no moves, one step left, and visits counted by the two reward counters alone.
     pays[1, 0, 0] = [1, 3]
-    bound = upper_bound((1, 0, 0), moves, pays, variance, support, after, bernstein, SCALE, L)
+    bound = upper_bound((1, 0, 0), moves, pays, variance, after, Bonus(support, bernstein, SCALE, L))
     bonus = np.sqrt(L * 0.75 * 0.25 / 4) + L / 4 if bernstein else np.sqrt(L / 4)
     assert bound == pytest.approx(0.75 + SCALE * (bonus + np.sqrt(L * variance * 0.5) / 4), rel=1e-12)
 
@@ -184,7 +184,7 @@ def test_a_row_that_does_not_stand_out_of_the_noise_is_unknown() -> None:
     support = np.ones(moves.shape, dtype=np.bool_)
     # Two estimates of the 4 visits, of two counters each: the mean has the variance of one counter.
     for variance, known in ((15.9, True), (16.1, False)):
-        bound = upper_bound((0, 0, 0), moves, pays, variance, support, np.zeros(2), False, 1e-9, L)
+        bound = upper_bound((0, 0, 0), moves, pays, variance, np.zeros(2), Bonus(support, False, 1e-9, L))
         assert bound == pytest.approx(0.75 if known else 2.0, abs=1e-6)
 
 
@@ -192,7 +192,7 @@ def test_without_noise_one_visit_is_known_and_none_is_not() -> None:
     moves, pays = np.zeros((1, 2, 1, 2)), np.zeros((2, 2, 1, 2))
     moves[0, 0, 0, 1], pays[0, 0, 0, 1] = 1, 1
     support = np.ones(moves.shape, dtype=np.bool_)
-    bounds = [upper_bound((0, x, 0), moves, pays, 0.0, support, np.zeros(2), False, 1e-9, L) for x in (0, 1)]
+    bounds = [upper_bound((0, x, 0), moves, pays, 0.0, np.zeros(2), Bonus(support, False, 1e-9, L)) for x in (0, 1)]
     assert bounds == pytest.approx([1.0, 2.0], abs=1e-6)
 
 
@@ -213,7 +213,7 @@ def test_ties_are_broken_evenly_and_what_is_deployed_is_kept(bad: int) -> None:
         value, after = np.zeros((2, states))
         support = np.ones(moves.shape, dtype=np.bool_)
         rng = np.random.default_rng(bad)
-        optimistic_policy(rng, moves, pays, 0.0, support, True, 0.05, L, policy, value, after)
+        optimistic_policy(rng, moves, pays, 0.0, Bonus(support, True, 0.05, L), policy, value, after)
         return policy
 
     tied = [a for a in range(5) if a != bad]

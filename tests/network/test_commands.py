@@ -19,7 +19,7 @@ from shufflerl.errors import InvalidInputError, MissingExtraError, StateMismatch
 from shufflerl.mdp import Problem
 from shufflerl.network import check_installed, demo, logs, roles
 from shufflerl.network.config import CoordinatorConfig, NodeConfig, ShufflerConfig, address, read
-from shufflerl.network.coordinator.coordinator import Run
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.node.reporting import Invitation
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.crypto import SigningKey, VerifyKey, enrolled

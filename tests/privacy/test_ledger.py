@@ -27,6 +27,7 @@ from shufflerl.privacy.ledger import Charge, Ledger
 from shufflerl.privacy.loss import privacy_loss
 from shufflerl.privacy.mechanism import ShuffledPoisson
 from tests.contracts.budget import DELTA, lattice_epsilon
+from tests.support.disk import Disk
 from tests.support.waiting import PATIENCE
 from tests.support.warm import FORKS
 
@@ -102,13 +103,13 @@ def test_what_it_says_would_fit_fits(history: list[Charge], changed: int, failur
 @given(parts=st.lists(st.floats(1e-9, 10), min_size=1, max_size=6), delta=st.floats(1e-12, 0.5))
 def test_what_is_added_up_or_shared_out_is_rounded_against_us(parts: list[float], delta: float) -> None:
     """By no more than the last digit, and not at all where nothing need be rounded."""
-    exact, stated = sum(map(Fraction, parts)), ledger_module._sum(parts)
+    exact, stated = sum(map(Fraction, parts)), ledger_module.sum_up(parts)
     assert math.nextafter(stated, 0) < exact <= stated
     count = len(parts)
-    share = ledger_module._share(delta, count)
+    share = ledger_module.share_of(delta, count)
     assert count * Fraction(share) <= delta < count * Fraction(math.nextafter(share, 1))
-    assert ledger_module._sum([0.25, 0.5]) == 0.75
-    assert ledger_module._sum([math.inf, 1.0]) == math.inf
+    assert ledger_module.sum_up([0.25, 0.5]) == 0.75
+    assert ledger_module.sum_up([math.inf, 1.0]) == math.inf
 
 
 def test_two_halves_of_a_budget_fit(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_every_law_comes_back_from_the_file(noise: PoissonNoise, failure: float,
         ledger.record("batch 0", charge, cohort="me")
         spent = ledger.spent
     with Ledger("task", BUDGET, tmp_path / "ledger") as again:
-        assert again._charges("me") == {charge: 1}
+        assert again.charges_of("me") == {charge: 1}
         assert again.spent == spent > 0
 
 
@@ -333,7 +334,8 @@ def test_an_older_format_is_refused(tmp_path: Path) -> None:
         Ledger("task", BUDGET, path)
 
 
-def test_a_cohort_is_never_taken_for_another() -> None:
+def test_a_cohort_is_never_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
     ledger = Ledger("task", BUDGET)
     ledger.record("x", FULL, cohort="users of batch 1")
     ledger.record("batch 1", FULL)  # new users, whatever others are called
@@ -342,7 +344,7 @@ def test_a_cohort_is_never_taken_for_another() -> None:
         ledger.record("y", FULL, cohort="users of batch 1")
     ledger.record("z", FULL, cohort="users of batch 2")
     assert ledger.spent <= 1.0 + 1e-9
-    assert ledger._db.execute("SELECT cohort FROM releases WHERE name LIKE 'batch%'").fetchall() == [(None,)] * 2
+    assert disk.ask("SELECT cohort FROM releases WHERE name LIKE 'batch%'") == [(None,)] * 2
 
 
 @pytest.mark.parametrize("name", ["", None, 7, b"ward", "\ud800"])
@@ -357,10 +359,11 @@ def test_names_must_be_text(name: str) -> None:
     ledger.record_all([], Charge(PoissonNoise(1.0), 22))  # nothing asked, nothing charged
 
 
-def test_commits_outlive_a_power_cut(tmp_path: Path) -> None:
-    with Ledger("task", BUDGET, tmp_path / "ledger") as ledger:
-        assert ledger._db.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA: the directory is synced as well
-        assert ledger._db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+def test_commits_outlive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    with Ledger("task", BUDGET, tmp_path / "ledger"):
+        assert disk.ask("PRAGMA synchronous") == [(3,)]  # EXTRA: the directory is synced as well
+        assert disk.ask("PRAGMA journal_mode") == [("delete",)]
 
 
 def _filled(path: Path) -> Path:
@@ -477,19 +480,20 @@ def test_a_place_where_no_file_can_be_is_an_invalid_input(place: str, tmp_path: 
     assert "backup" not in str(refused.value)
 
 
-def test_a_file_that_may_not_be_written_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_written_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
     with Ledger("task", BUDGET, tmp_path / "ledger") as ledger:
-        ledger._db.execute("PRAGMA query_only = ON")
+        disk.ask("PRAGMA query_only = ON")
         with pytest.raises(InvalidInputError, match="cannot be opened for writing"):
             ledger.record("batch 0", FULL)
     with pytest.raises(ContractError, match="closed"):
         ledger.record("batch 0", FULL)
 
 
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
     with Ledger("task", BUDGET, tmp_path / "ledger") as ledger:
-        pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
-        ledger._db.execute(f"PRAGMA max_page_count = {pages}")
+        disk.fill()
         with pytest.raises(StateMismatchError, match="Do not release; make room"):
             ledger.record_all([f"batch {number}" for number in range(500)], FULL)
         assert ledger.releases == []

@@ -25,7 +25,7 @@ class Front:
     def streams(self) -> set[str]:
         """Streams of batches and releases that are there."""
         store = self.stores[-1]
-        return set(store._broker.run(store._broker.streams(f"{self.name}-batch-")))
+        return set(store.broker.run(store.broker.streams(f"{self.name}-batch-")))
 
 
 def state_of(store: Store, id: BatchId = ID) -> State:

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -226,6 +226,21 @@ def dying(keep: Keep, calls: int) -> Keep:
         return keep(id, name, value)
 
     return kept
+
+
+def killed_often(world: World, deaths: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Die after so many stored parts, start again and die after others, until all is done; how often it died."""
+    keep, killed = world.store.keep, 0
+    for death in deaths:
+        with monkeypatch.context() as patch:
+            patch.setattr(world.store, "keep", dying(keep, death))
+            try:
+                world.shuffler.advance()
+                break
+            except Crash:
+                killed += 1
+                world.restart()
+    return killed
 
 
 def pretend_to_seal(monkeypatch: pytest.MonkeyPatch) -> None:

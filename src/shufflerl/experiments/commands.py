@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,24 +21,10 @@ if TYPE_CHECKING:
     from shufflerl.experiments.engine import Progress
 
 
-class Backend(StrEnum):
-    """Where cells run."""
-
-    loky = "loky"
-    ray = "ray"
-
-
-class BandKind(StrEnum):
-    """What the bands of a figure show."""
-
-    sd = "sd"
-    ci = "ci"
-
-
 Workers = Annotated[
     int | None, typer.Option(help="How many runs at a time.", metavar="N", show_default="all processors")
 ]
-On = Annotated[Backend, typer.Option(help="Processes of this machine, or a Ray cluster.")]
+On = Annotated[Literal["loky", "ray"], typer.Option(help="Processes of this machine, or a Ray cluster.")]
 
 
 def sweep(
@@ -48,7 +33,7 @@ def sweep(
         Path | None, typer.Option(help="Folder of the results.", metavar="DIR", show_default="out/ and FILE's name")
     ] = None,
     workers: Workers = None,
-    backend: On = Backend.loky,
+    backend: On = "loky",
 ) -> None:
     """Run every combination in a file; run again, it goes on where it stopped. A changed file adds to what is there."""
     from shufflerl.experiments.engine import run_cells
@@ -58,7 +43,7 @@ def sweep(
     folder = Path("out") / file.stem if out is None else out
     with _progress(folder) as tell:
         show = partial(tell, file.name, folder)
-        end = run_cells(cells, folder, workers=workers, backend=backend.value, progress=show)
+        end = run_cells(cells, folder, workers=workers, backend=backend, progress=show)
     more = f" {end.others} others are there too." if end.others else ""
     typer.echo(f"{end.done} cells in {folder}: {end.resumed} were there, {end.done - end.resumed} were run.{more}")
 
@@ -109,7 +94,7 @@ def reproduce(
         Path | None, typer.Option(help="Folder of the report.", metavar="DIR", show_default="out/reproduce[-quick]")
     ] = None,
     workers: Workers = None,
-    backend: On = Backend.loky,
+    backend: On = "loky",
 ) -> None:
     """Make every figure and table of the paper and ours, and say what holds; run again, it goes on where it stopped."""
     from shufflerl.experiments.figures.base import FULL, QUICK
@@ -118,7 +103,7 @@ def reproduce(
     folder = out or Path("out") / ("reproduce-quick" if quick else "reproduce")
     with _progress(folder) as tell:
         size = QUICK if quick else FULL
-        end = run(size, folder, workers=workers, backend=backend.value, tell=tell, show=_say_first_picture)
+        end = run(size, folder, workers=workers, backend=backend, tell=tell, show=_say_first_picture)
     _print_claims(end.claims)
     typer.echo(f"Report: {end.page}")
 
@@ -144,8 +129,8 @@ def compare(
     facet: Annotated[str | None, typer.Option(help="A panel for each of its values, likewise.")] = None,
     log: Annotated[str, typer.Option(help="Logarithmic axes: x, y or xy.")] = "",
     band: Annotated[
-        BandKind, typer.Option(help="Bands of the figure: standard deviation, or 95% interval of the mean.")
-    ] = BandKind.sd,
+        Literal["sd", "ci"], typer.Option(help="Bands of the figure: standard deviation, or 95% interval of the mean.")
+    ] = "sd",
     table: Annotated[Path | None, typer.Option(help="Save the table here, as .csv, .md or .tex.")] = None,
     per_budget: Annotated[
         bool, typer.Option("--per-budget", help="Compare only settings of the same privacy budget.")
@@ -168,11 +153,7 @@ def compare(
         from shufflerl.experiments import chart
         from shufflerl.plots import save_figure
 
-        drawn = (
-            chart.curves(groups, band.value)
-            if x is None
-            else chart.chart(runs, x, y=y, facet=facet, log=log, kind=band.value)
-        )
+        drawn = chart.curves(groups, band) if x is None else chart.chart(runs, x, y=y, facet=facet, log=log, kind=band)
         save_figure(drawn, plot)
     if table is not None:
         tables.save(groups, table)

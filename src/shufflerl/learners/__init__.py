@@ -31,8 +31,9 @@ LEARNERS = Registry(
 )
 
 
-#: The learner for a kind of problem, unless another is chosen.
-DEFAULTS: dict[type, str] = {Problem: "optimistic", StepProblem: "contextual-bandit", ReturnProblem: "policy-search"}
+#: The learner unless another is chosen, and that for each kind of problem where it is known.
+DEFAULT = "optimistic"
+DEFAULTS: dict[type, str] = {Problem: DEFAULT, StepProblem: "contextual-bandit", ReturnProblem: "policy-search"}
 
 
 def batch_parameters(name: str, min_users: int, users: int | None = None) -> dict[str, Any]:
@@ -50,4 +51,4 @@ def make(name: str, problem: Problem | ReturnProblem, seed: Seed, **parameters: 
     return learner
 
 
-__all__ = ["DEFAULTS", "LEARNERS", "Learner", "batch_parameters", "make"]
+__all__ = ["DEFAULT", "DEFAULTS", "LEARNERS", "Learner", "batch_parameters", "make"]

@@ -7,19 +7,22 @@ additive term of the size of the noise over the number of visits.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shufflerl import checks
-from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
+from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import StateMismatchError
 from shufflerl.learners.base import Learner
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.registry import Entry
 from shufflerl.seeding import Seed
+
+if TYPE_CHECKING:
+    from shufflerl.learners.ucbvi_kernels import Bonus
 
 
 class UCBVI(Learner):
@@ -81,15 +84,17 @@ class UCBVI(Learner):
 
         value, after = np.zeros((2, self.problem.n_states))
         optimistic_policy(
-            self.rng, self.moves, self.pays, self.noise_variance, *self.bonus_arguments, self.policy, value, after
+            self.rng, self.moves, self.pays, self.noise_variance, self.compiled_bonus, self.policy, value, after
         )
         users = self.batch if self.episodes_left >= 2 * self.batch else self.episodes_left
         return users, Mixture.single(self.policy), self.query
 
     @property
-    def bonus_arguments(self) -> tuple[BoolArray, bool, float, float]:
+    def compiled_bonus(self) -> Bonus:
         """What the compiled plan is told besides the counts and their noise."""
-        return self.support, self.bonus == "bernstein", self.scale, self.log_term
+        from shufflerl.learners.ucbvi_kernels import Bonus
+
+        return Bonus(self.support, self.bonus == "bernstein", self.scale, self.log_term)
 
     def _learn(self, release: Release) -> None:
         moves, pays = release.tables

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.random import Generator
 
@@ -9,17 +11,18 @@ from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.compiling import compiled, inlined
 
 
+class Bonus(NamedTuple):
+    """Which transitions can be, whose bonus it is, what multiplies it, and the logarithm in it."""
+
+    support: BoolArray
+    bernstein: bool
+    scale: float
+    log_term: float
+
+
 @inlined
 def upper_bound(
-    cell: tuple[int, int, int],
-    moves: FloatArray,
-    pays: FloatArray,
-    variance: float,
-    support: BoolArray,
-    after: FloatArray,
-    bernstein: bool,
-    scale: float,
-    log_term: float,
+    cell: tuple[int, int, int], moves: FloatArray, pays: FloatArray, variance: float, after: FloatArray, bonus: Bonus
 ) -> float:
     """An upper bound on Q* of cell (h, x, a), from its counters and the bounds `after`[x'] of the next step.
 
@@ -27,6 +30,7 @@ def upper_bound(
     the bonus covers what it does to the estimate of r + E V.
     """
     h, x, a = cell
+    support, bernstein, scale, log_term = bonus
     last = len(pays) - 1
     most = float(last - h + 1)
     lost = pays[h, x, a, 0]
@@ -64,11 +68,11 @@ def upper_bound(
         return most
     reward = min(1.0, max(0.0, 0.5 + 0.5 * (won - lost) / visits))
     if bernstein:
-        bonus = np.sqrt(log_term * (spread_of_value + reward * (1.0 - reward)) / visits) + log_term * most / visits
+        width = np.sqrt(log_term * (spread_of_value + reward * (1.0 - reward)) / visits) + log_term * most / visits
     else:
-        bonus = most * np.sqrt(log_term / visits)
-    bonus += np.sqrt(log_term * variance * (reach_of_noise + 0.5)) / visits
-    return float(min(most, reward + mean + scale * bonus))
+        width = most * np.sqrt(log_term / visits)
+    width += np.sqrt(log_term * variance * (reach_of_noise + 0.5)) / visits
+    return float(min(most, reward + mean + scale * width))
 
 
 @compiled
@@ -77,10 +81,7 @@ def optimistic_policy(
     moves: FloatArray,
     pays: FloatArray,
     variance: float,
-    support: BoolArray,
-    bernstein: bool,
-    scale: float,
-    log_term: float,
+    bonus: Bonus,
     policy: PolicyArray,
     value: FloatArray,
     after: FloatArray,
@@ -100,7 +101,7 @@ def optimistic_policy(
             best = -1.0
             ties = 0
             for a in range(actions):
-                q = upper_bound((h, x, a), moves, pays, variance, support, after, bernstein, scale, log_term)
+                q = upper_bound((h, x, a), moves, pays, variance, after, bonus)
                 if q > best:
                     best = q
                     ties = 1

@@ -28,8 +28,8 @@ from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.coordinator import Coordinator
-from shufflerl.network.coordinator.coordinator import Run as Settings
 from shufflerl.network.coordinator.opening import Counted, Opener
+from shufflerl.network.coordinator.run import Run as Settings
 from shufflerl.network.node import composing, node
 from shufflerl.network.node.reporting import Checked, Invitation, check_signatures
 from shufflerl.network.protocol import crypto, masking, wire
@@ -240,8 +240,8 @@ class Run:
 
     def own_noise(self) -> IntArray:
         """The coordinator's books: what it has drawn for the pending batch."""
-        (drawn,) = self.coordinator._db.execute("SELECT own FROM batches WHERE noisy IS NULL").fetchone()
-        return np.frombuffer(drawn or b"", dtype="<i8")
+        secret = self.coordinator.store.secrets(self._pending[0])
+        return np.empty(0, dtype=np.int64) if secret is None or secret.own is None else secret.own
 
     def dummies(self, agreement: Agreement) -> list[bytes]:
         """The shuffler's books: the dummies that it has sealed for the last batch."""

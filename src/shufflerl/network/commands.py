@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,29 +17,7 @@ from shufflerl.options import DELTA_HELP, AsJson, NoiseBy, count
 File = Annotated[Path | None, typer.Argument(help="Settings as TOML; see docs/network.md.", metavar="[FILE]")]
 Address = Annotated[str, typer.Option(help="Where the coordinator listens.", metavar="URL")]
 COORDINATOR = "http://127.0.0.1:8741"
-
-
-class TimeoutAction(StrEnum):
-    """What becomes of a batch that does not fill in time."""
-
-    extend = "extend"
-    abort = "abort"
-
-
-class AcceptedNoise(StrEnum):
-    """Whom a node relies on to add the noise."""
-
-    either = "either"
-    servers = "servers"
-    users = "users"
-
-
-class TransportChoice(StrEnum):
-    """How reports travel."""
-
-    auto = "auto"
-    tags = "tags"
-    sums = "sums"
+TransportChoice = Literal["auto", "tags", "sums"]
 
 
 def shuffler(
@@ -53,7 +30,9 @@ def shuffler(
     max_messages: Annotated[int | None, typer.Option(help="Most messages in a report.")] = None,
     max_dummies: Annotated[int | None, typer.Option(help="Most dummies to seal for a batch.")] = None,
     timeout_seconds: Annotated[float | None, typer.Option(help="Time a batch has to fill.")] = None,
-    when_late: Annotated[TimeoutAction | None, typer.Option(help="What becomes of one that does not.")] = None,
+    when_late: Annotated[
+        Literal["extend", "abort"] | None, typer.Option(help="What becomes of one that does not.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that seal dummies.")] = None,
     store: Annotated[str | None, typer.Option(help="NATS servers; else a file in the folder.", metavar="URLS")] = None,
     store_credentials: Annotated[str | None, typer.Option(help="Of its user there.", metavar="FILE")] = None,
@@ -107,7 +86,7 @@ def node(
     environment: Annotated[str | None, typer.Option(help="What to play.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The budget to accept.")] = None,
     delta: Annotated[float | None, typer.Option(help=DELTA_HELP)] = None,
-    noise: Annotated[AcceptedNoise | None, typer.Option(help="Whose noise to rely on.")] = None,
+    noise: Annotated[Literal["either", "servers", "users"] | None, typer.Option(help="Whose noise to rely on.")] = None,
     honest_fraction: Annotated[float | None, typer.Option(help="Share of other users to rely on.")] = None,
     min_batch_size: Annotated[int | None, typer.Option(help="Fewest users to be mixed with.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that play and seal.")] = None,
@@ -237,14 +216,14 @@ def transport(
     states: Annotated[int, typer.Option(help="States.")] = 4,
     actions: Annotated[int, typer.Option(help="Actions.")] = 2,
     users: Annotated[int, typer.Option(help="Users in a batch.")] = 1000,
-    noise: Annotated[NoiseBy, typer.Option(help="Who adds it.")] = NoiseBy.servers,
+    noise: Annotated[NoiseBy, typer.Option(help="Who adds it.")] = "servers",
     as_json: AsJson = False,
 ) -> None:
     """Compare what a report costs as sealed tags and as a masked vector, and say from where on which is cheaper."""
     _installed()
     from shufflerl.network.protocol import costs
 
-    figures = costs.compared(epsilon, delta, env=env, shape=(horizon, states, actions), users=users, noise=noise.value)
+    figures = costs.compared(epsilon, delta, env=env, shape=(horizon, states, actions), users=users, noise=noise)
     typer.echo(json.dumps(figures) if as_json else costs.as_text(figures))
 
 
@@ -254,13 +233,11 @@ def demo(
         typer.Option(help="Users, one episode each.", min=30, show_default="5000, or 3000 compared by returns"),
     ] = None,
     env: Annotated[str, typer.Option(help="What they live in, such as riverswim or CartPole-v1.")] = "spectrum",
-    learner: Annotated[
-        str | None, typer.Option(help="Learner.", show_default="optimistic; policy-search where those are vectors")
-    ] = None,
+    learner: Annotated[str | None, typer.Option(help="Learner.", show_default="by the environment")] = None,
     epsilon: Annotated[float, typer.Option(help="Privacy budget of every user.")] = 3.0,
     seed: Annotated[int, typer.Option(help="Of the learner; noise has none.")] = 0,
-    noise: Annotated[NoiseBy, typer.Option(help="Who adds it.")] = NoiseBy.servers,
-    transport: Annotated[TransportChoice, typer.Option(help="How reports travel.")] = TransportChoice.tags,
+    noise: Annotated[NoiseBy, typer.Option(help="Who adds it.")] = "servers",
+    transport: Annotated[TransportChoice, typer.Option(help="How reports travel.")] = "tags",
     folder: Annotated[Path | None, typer.Option(help="Keep everything here.", metavar="DIR")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the pages open until Ctrl-C.")] = False,
     as_json: AsJson = False,
@@ -269,15 +246,7 @@ def demo(
     _installed()
     from shufflerl.network import demo as demonstration
 
-    setting = demonstration.chosen(
-        users,
-        env,
-        learner,
-        epsilon=epsilon,
-        seed=seed,
-        transport=transport.value,
-        noise=noise.value,
-    )
+    setting = demonstration.chosen(users, env, learner, epsilon=epsilon, seed=seed, transport=transport, noise=noise)
 
     # Told to end like this too, it ends the processes that it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -20,7 +20,7 @@ from shufflerl.returns import ReturnProblem
 from shufflerl.steps import StepProblem, step_law
 
 if TYPE_CHECKING:  # each role imports what it needs
-    from shufflerl.network.coordinator.coordinator import Run
+    from shufflerl.network.coordinator.run import Run
     from shufflerl.network.shuffler.shuffler import Limits
 
 
@@ -80,7 +80,7 @@ class CoordinatorConfig(Config, frozen=True):
     excludable: float = 0.01
     admission: float | None = None
     enrolled: int | None = None
-    learner: str = learners.DEFAULTS[Problem]
+    learner: str = learners.DEFAULT
     learner_parameters: dict[str, Any] = {}
     environment: str | None = None
     environment_parameters: dict[str, Any] = {}
@@ -95,7 +95,7 @@ class CoordinatorConfig(Config, frozen=True):
     @property
     def run(self) -> Run:
         """What is learned."""
-        from shufflerl.network.coordinator.coordinator import Run
+        from shufflerl.network.coordinator.run import Run
 
         return Run(
             self._problem(),

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
-from shufflerl.noise.law import MAX_COUNT
+from shufflerl.noise.law import MAX_COUNT, Spread
 
 #: From this variance on the tails come from an expansion of our own: SciPy 1.17 cuts the series of the incomplete gamma
 #: function short, so that the upper tail, and every error bound with it, is too small (by 28% at six deviations of
@@ -21,7 +21,7 @@ _WIDE = 1e5
 
 
 @dataclass(frozen=True)
-class PoissonNoise:
+class PoissonNoise(Spread):
     """Poisson(mean) - mean: the one-bits all users of a batch add to one counter, less their expectation."""
 
     mean: float
@@ -34,11 +34,6 @@ class PoissonNoise:
     def variance(self) -> float:
         """A Poisson variable has its mean as variance."""
         return self.mean
-
-    @property
-    def sd(self) -> float:
-        """Square root of the mean."""
-        return math.sqrt(self.mean)
 
     def bound(self, failure: float) -> float:
         """The smallest t with P(|noise| > t) <= failure; always a distance the noise can take."""
@@ -67,7 +62,7 @@ class PoissonNoise:
 
 
 @dataclass(frozen=True)
-class BinomialNoise:
+class BinomialNoise(Spread):
     """Binomial(trials, probability) less its mean: the random bits of the paper's protocol on one counter."""
 
     trials: int
@@ -87,11 +82,6 @@ class BinomialNoise:
     def variance(self) -> float:
         """trials * probability * (1 - probability)."""
         return self.mean * (1 - self.probability)
-
-    @property
-    def sd(self) -> float:
-        """Square root of the variance."""
-        return math.sqrt(self.variance)
 
     def bound(self, failure: float) -> float:
         """The smallest t with P(|noise| > t) <= failure; always a distance the noise can take."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +14,7 @@ from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
 from shufflerl.errors import InvalidInputError
 from shufflerl.noise.bits import BinomialNoise, PoissonNoise
-from shufflerl.noise.law import MAX_COUNT, Noise
+from shufflerl.noise.law import MAX_COUNT, Noise, Spread
 
 #: Scales of Laplace laws. Below, noise hardly ever comes; above, a scale is no fraction of 53-bit whole numbers.
 MIN_SCALE, MAX_SCALE = 2.0**-6, 2.0**53
@@ -26,8 +25,36 @@ _LEFT_OUT = 1e-18
 _CELLS_PER_DEVIATION = 500
 
 
+class _Laplace(Spread, Protocol):
+    """What whole and cut laws share."""
+
+    scale: float
+
+    def _centred_tails(self, noise: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """P(Z <= z) and P(Z > z) of noise that is symmetric around zero."""
+
+    def bound(self, failure: float) -> float:
+        """The smallest t with P(|noise| > t) <= failure; always a distance the noise can take."""
+        failure = real("failure", failure, above=0, below=1)
+        least, most = 0, math.ceil(self.scale * math.log(2 / failure)) + 1
+        while least < most:
+            middle = (least + most) // 2
+            passes = 2 * float(self._centred_tails(np.array([middle], dtype=np.float64))[1][0]) <= failure
+            least, most = (least, middle) if passes else (middle + 1, most)
+        return float(least)
+
+    def cdf(self, values: ArrayLike) -> FloatArray:
+        """P(noise <= value), for every value."""
+        return self._centred_tails(np.floor(np.asarray(values, dtype=np.float64)))[0]
+
+    def repeated(self, times: int) -> Self | NoiseSum:
+        """The sum of copies is no Laplace law."""
+        assert isinstance(self, DiscreteLaplace | TruncatedLaplace)
+        return self if whole("times", times, least=1) == 1 else NoiseSum((self,) * times)
+
+
 @dataclass(frozen=True)
-class DiscreteLaplace:
+class DiscreteLaplace(_Laplace):
     """Whole numbers z with probability in proportion to exp(-|z|/scale): what a server adds to counts it has opened."""
 
     scale: float
@@ -46,23 +73,6 @@ class DiscreteLaplace:
         """2p/(1-p)^2 with p = exp(-1/scale)."""
         return 0.5 / math.sinh(0.5 / self.scale) ** 2
 
-    @property
-    def sd(self) -> float:
-        """Square root of the variance."""
-        return math.sqrt(self.variance)
-
-    def bound(self, failure: float) -> float:
-        """The smallest t with P(|noise| > t) <= failure; always a distance the noise can take."""
-        return _symmetric_bound(self.tails, self.scale, real("failure", failure, above=0, below=1))
-
-    def cdf(self, values: ArrayLike) -> FloatArray:
-        """P(noise <= value), for every value."""
-        return self.tails(np.floor(np.asarray(values, dtype=np.float64)))[0]
-
-    def repeated(self, times: int) -> DiscreteLaplace | NoiseSum:
-        """The sum of copies is no Laplace law."""
-        return self if whole("times", times, least=1) == 1 else NoiseSum((self,) * times)
-
     def sample(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> FloatArray:
         """Independent draws for simulation: the difference of two geometric counts."""
         shape = (size,) if isinstance(size, int) else size
@@ -71,6 +81,9 @@ class DiscreteLaplace:
 
     def tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
         """P(count <= c) and P(count > c) of each c, both with all their digits."""
+        return self._centred_tails(counts)
+
+    def _centred_tails(self, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
         # P(Z > t) = p^(t+1)/(1+p) for t >= 0, and Z is symmetric.
         above = np.exp(-(np.maximum(counts, 0.0) + 1) / self.scale) / (1 + math.exp(-1 / self.scale))
         below = np.exp(np.minimum(counts, -1.0) / self.scale) / (1 + math.exp(-1 / self.scale))
@@ -78,7 +91,7 @@ class DiscreteLaplace:
 
 
 @dataclass(frozen=True)
-class TruncatedLaplace:
+class TruncatedLaplace(_Laplace):
     """Discrete Laplace noise given that it lies in [-shift, shift]: with `shift` added, from 0 to 2*shift dummies."""
 
     scale: float
@@ -105,23 +118,6 @@ class TruncatedLaplace:
         n, p, u = self.shift, math.exp(-1 / self.scale), -math.expm1(-1 / self.scale)
         left = math.exp(-n / self.scale)
         return 2 * p * (1 + p - left * ((n * u + 1) ** 2 + p)) / (u**2 * (1 + p - 2 * p * left))
-
-    @property
-    def sd(self) -> float:
-        """Square root of the variance."""
-        return math.sqrt(self.variance)
-
-    def bound(self, failure: float) -> float:
-        """The smallest t with P(|noise| > t) <= failure; always a distance the noise can take."""
-        return _symmetric_bound(self._centred_tails, self.scale, real("failure", failure, above=0, below=1))
-
-    def cdf(self, values: ArrayLike) -> FloatArray:
-        """P(noise <= value), for every value."""
-        return self._centred_tails(np.floor(np.asarray(values, dtype=np.float64)))[0]
-
-    def repeated(self, times: int) -> TruncatedLaplace | NoiseSum:
-        """The sum of copies is no Laplace law."""
-        return self if whole("times", times, least=1) == 1 else NoiseSum((self,) * times)
 
     def sample(self, rng: np.random.Generator, size: int | tuple[int, ...]) -> FloatArray:
         """Independent draws for simulation: what falls outside is drawn again."""
@@ -150,7 +146,7 @@ class TruncatedLaplace:
 
 
 @dataclass(frozen=True)
-class NoiseSum:
+class NoiseSum(Spread):
     """The sum of independent noises of whole counts, such as the dummies of one server and the noise of another.
 
     Distribution function and bound come from the convolution of the parts: exact up to a deviation of about 500; where
@@ -175,11 +171,6 @@ class NoiseSum:
     def variance(self) -> float:
         """Variances add."""
         return math.fsum(part.variance for part in self.parts)
-
-    @property
-    def sd(self) -> float:
-        """Square root of the variance."""
-        return math.sqrt(self.variance)
 
     def bound(self, failure: float) -> float:
         """The smallest t with P(|noise| > t) <= failure, up to the width of a cell."""
@@ -254,15 +245,3 @@ def _by_rows(law: Noise, rng: np.random.Generator, shape: tuple[int, ...]) -> Fl
     """A table of draws, row by row."""
     rows = [law.sample(rng, shape[-1]) for _ in range(math.prod(shape[:-1]))]
     return np.array(rows, dtype=np.float64).reshape(shape)
-
-
-def _symmetric_bound(
-    tails: Callable[[FloatArray], tuple[FloatArray, FloatArray]], scale: float, failure: float
-) -> float:
-    """The smallest t with P(|Z| > t) <= failure, for a Laplace law or a part of one."""
-    least, most = 0, math.ceil(scale * math.log(2 / failure)) + 1
-    while least < most:
-        middle = (least + most) // 2
-        passes = 2 * float(tails(np.array([middle], dtype=np.float64))[1][0]) <= failure
-        least, most = (least, middle) if passes else (middle + 1, most)
-    return float(least)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +16,8 @@ from shufflerl.checks import real, whole
 MAX_COUNT = 10**18
 
 
-class Noise(Protocol):
-    """A centred noise law, the same and independent for every counter of a release."""
+class Spread(Protocol):
+    """What has a variance."""
 
     @property
     def variance(self) -> float:
@@ -25,8 +26,12 @@ class Noise(Protocol):
 
     @property
     def sd(self) -> float:
-        """Standard deviation per counter."""
-        ...
+        """Standard deviation per counter, the square root of the variance."""
+        return math.sqrt(self.variance)
+
+
+class Noise(Spread, Protocol):
+    """A centred noise law, the same and independent for every counter of a release."""
 
     def bound(self, failure: float) -> float:
         """The smallest t with P(|noise| > t) <= failure."""
@@ -51,16 +56,11 @@ class Noise(Protocol):
 
 
 @dataclass(frozen=True)
-class NoNoise:
+class NoNoise(Spread):
     """No noise at all: exact counts, no privacy."""
 
     @property
     def variance(self) -> float:
-        """Zero."""
-        return 0.0
-
-    @property
-    def sd(self) -> float:
         """Zero."""
         return 0.0
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from shufflerl.arrays import FloatArray
 from shufflerl.checks import real, whole
-from shufflerl.noise.law import MAX_COUNT
+from shufflerl.noise.law import MAX_COUNT, Spread
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def on_lattice(values: FloatArray, sd: float) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class UnaryNoise:
+class UnaryNoise(Spread):
     """The error of counts estimated from unary encoding when each user reports one of `groups` families and steps.
 
     Of the reported bits the user's own is a fair coin, every other one a one with probability `flip`. The law depends
@@ -88,11 +88,6 @@ class UnaryNoise:
         untouched = self.groups * self.flip * (1 - self.flip) / signal
         touched = self.groups * (0.25 / signal + 1) - 1
         return self.users * max(untouched, touched)
-
-    @property
-    def sd(self) -> float:
-        """Square root of the largest variance."""
-        return math.sqrt(self.variance)
 
     def bound(self, failure: float) -> float:
         """A t with P(|noise| > t) <= failure for every count (Bernstein: independent users, each within `weight`)."""

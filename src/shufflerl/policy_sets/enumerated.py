@@ -96,8 +96,8 @@ class EnumeratedSet(PolicySet):
         codes = self._codes_over(cells)
         model = self._pack(cells, transitions, rewards, start)
         sample = np.sort(codes[rng.integers(len(codes), size=_SAMPLED)])
-        known = kernels.enumerated_values(_fixed(sample), *model).max()
-        place, value = kernels.enumerated_best(codes, *model, self._hull.allowed[cells], known, rng)
+        known = kernels.enumerated_values(_fixed(sample), model).max()
+        place, value = kernels.enumerated_best(codes, model, self._hull.allowed[cells], known, rng)
         return self._policies(cells, codes[[place]], rng)[0], value
 
     def _policy_cover(
@@ -139,7 +139,7 @@ class EnumeratedSet(PolicySet):
             return self
         cells = self._cells_that_matter(transitions, start)
         codes = self._codes_over(cells)
-        values = kernels.enumerated_values(codes, *self._pack(cells, transitions, rewards, start))
+        values = kernels.enumerated_values(codes, self._pack(cells, transitions, rewards, start))
         bad = np.subtract(values.max(), values, out=values) >= margin
         if not bad.any():
             return self
@@ -230,25 +230,23 @@ class EnumeratedSet(PolicySet):
         cells = self._cells_that_matter(transitions, start)
         cells[step + 1 :] = False
         codes = self._codes_over(cells)
-        first, moves, _, law = self._pack(cells, transitions, np.zeros(self.shape), start)
-        size = self.n_actions ** int(first[step])
+        model = self._pack(cells, transitions, np.zeros(self.shape), start)
+        size = self.n_actions ** int(model.first[step])
         prefixes = _fixed(_distinct(codes % size, size))
         place = np.zeros(size, dtype=np.int32)
         place[prefixes] = np.arange(len(prefixes))
-        visits = kernels.prefix_visits(prefixes, step, first, moves, law)
+        visits = kernels.prefix_visits(prefixes, step, model)
         reach, found = kernels.policy_cover(codes, size, place, visits, self.n_actions, rng)
         return cells, codes, reach, found
 
-    def _pack(
-        self, cells: BoolArray, transitions: FloatArray, rewards: FloatArray, start: FloatArray
-    ) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
-        """The model in the terms of the kernels: first, moves, pays, start."""
+    def _pack(self, cells: BoolArray, transitions: FloatArray, rewards: FloatArray, start: FloatArray) -> kernels.Cells:
+        """The model in the terms of the kernels."""
         first = np.concatenate([[0], np.cumsum(cells.sum(axis=1))])
         moves = np.zeros((int(cells.sum()), self.n_actions, self.n_states))
         for h in range(self.horizon - 1):
             ahead = transitions[h][cells[h]][..., cells[h + 1]]
             moves[first[h] : first[h + 1], :, : ahead.shape[-1]] = ahead
-        return first, moves, rewards[cells], start[cells[0]]
+        return kernels.Cells(first, moves, rewards[cells], start[cells[0]])
 
 
 def _fixed(codes: Codes) -> Codes:

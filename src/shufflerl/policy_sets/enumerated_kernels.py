@@ -1,20 +1,33 @@
 """Sweeps over enumerated policies.
 
-Enumerated policies are numbers. The cells (h, x) that matter count from zero by steps, then states; those of step h
-are first[h] to first[h + 1]. The digit of weight A^k of a code is the action in cell k, so that neighbours in an
-ascending list agree on the last steps and share their values. moves[k, a, j] is the chance of the j-th cell of the
-next step, pays[k, a] the reward, start[k] the law of the first cells.
+Enumerated policies are numbers. The digit of weight A^k of a code is the action in cell k, so that neighbours in an
+ascending list agree on the last steps and share their values.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from shufflerl.arrays import BoolArray, FloatArray
+from shufflerl.arrays import BoolArray, FloatArray, IntArray
 from shufflerl.compiling import compiled
 from shufflerl.policy_sets.product_kernels import starting_value
+
+
+class Cells(NamedTuple):
+    """A model of the cells (h, x) that matter, which count from zero by steps, then states.
+
+    Those of step h are first[h] to first[h + 1]. moves[k, a, j] is the chance of the j-th cell of the next step,
+    pays[k, a] the reward, start[k] the law of the first cells.
+    """
+
+    first: IntArray
+    moves: FloatArray
+    pays: FloatArray
+    start: FloatArray
 
 
 @compiled
@@ -39,10 +52,9 @@ def _steps_of_cells(first: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @compiled
-def _back_up(
-    g: int, first: NDArray[np.int64], moves: FloatArray, pays: FloatArray, value: FloatArray, q: FloatArray
-) -> None:
+def _back_up(g: int, cells: Cells, value: FloatArray, q: FloatArray) -> None:
     """Write the q of the cells of step g, given the values of the step after."""
+    first, moves, pays, _ = cells
     low, high, end = first[g], first[g + 1], first[g + 2]
     for c in range(low, high):
         for a in range(pays.shape[1]):
@@ -67,21 +79,23 @@ def _fill_block(opening: int, start: FloatArray, q: FloatArray, block: FloatArra
 
 
 @compiled
-def enumerated_values(
-    codes: NDArray[np.int32], first: NDArray[np.int64], moves: FloatArray, pays: FloatArray, start: FloatArray
-) -> FloatArray:
+def _begin(cells: Cells) -> tuple[IntArray, FloatArray, FloatArray, IntArray, IntArray, FloatArray]:
+    """What a sweep keeps of the code before: step, q, value, action and prefix of each cell, and a block of values."""
+    count, actions = cells.pays.shape
+    q = cells.pays.copy()
+    block = np.empty(actions ** cells.first[1])
+    _fill_block(cells.first[1], cells.start, q, block)
+    action, prefix = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    return _steps_of_cells(cells.first), q, np.zeros(count), action, prefix, block
+
+
+@compiled
+def enumerated_values(codes: NDArray[np.int32], cells: Cells) -> FloatArray:
     """The value of each policy of an ascending list."""
-    cells, actions = pays.shape
-    opening = first[1]
-    width = actions**opening
-    step = _steps_of_cells(first)
+    first, _, _, start = cells
+    step, q, value, action, prefix, block = _begin(cells)
+    opening, width, actions = first[1], len(block), q.shape[1]
     values = np.empty(len(codes))
-    q = pays.copy()
-    value = np.zeros(cells)
-    action = np.zeros(cells, dtype=np.int64)
-    prefix = np.full(cells, -1, dtype=np.int64)
-    block = np.empty(width)
-    _fill_block(opening, start, q, block)
     i = 0
     while i < len(codes):
         suffix = codes[i] // width
@@ -91,7 +105,7 @@ def enumerated_values(
             for c in range(first[h], changed):
                 value[c] = q[c, action[c]]
             for g in range(h - 1, -1, -1):
-                _back_up(g, first, moves, pays, value, q)
+                _back_up(g, cells, value, q)
                 if g > 0:
                     for c in range(first[g], first[g + 1]):
                         value[c] = q[c, action[c]]
@@ -110,17 +124,9 @@ def _next_kept(n: int, rng: Generator) -> int:
 
 
 @compiled
-def _bound(
-    g: int,
-    first: NDArray[np.int64],
-    moves: FloatArray,
-    pays: FloatArray,
-    start: FloatArray,
-    allowed: BoolArray,
-    q: FloatArray,
-    value: FloatArray,
-) -> float:
+def _bound(g: int, cells: Cells, allowed: BoolArray, q: FloatArray, value: FloatArray) -> float:
     """The most that can be had when step g has these q and every action of the hull is allowed up to step g."""
+    first, moves, pays, start = cells
     actions = q.shape[1]
     for c in range(first[g], first[g + 1]):
         value[c] = -np.inf
@@ -142,31 +148,17 @@ def _bound(
 
 @compiled
 def enumerated_best(
-    codes: NDArray[np.int32],
-    first: NDArray[np.int64],
-    moves: FloatArray,
-    pays: FloatArray,
-    start: FloatArray,
-    allowed: BoolArray,
-    known: float,
-    rng: Generator,
+    codes: NDArray[np.int32], cells: Cells, allowed: BoolArray, known: float, rng: Generator
 ) -> tuple[int, float]:
     """Where in an ascending list the policy of the highest value stands, ties at random, and that value.
 
     Some policy of the list is known to have value `known`. Policies that agree on the last steps are passed over when
     not even the best first steps of the hull (allowed[k, a]) would bring them up to the best one found.
     """
-    cells, actions = pays.shape
-    opening = first[1]
-    width = actions**opening
-    step = _steps_of_cells(first)
-    q = pays.copy()
-    value = np.zeros(cells)
-    hoped = np.zeros(cells)
-    action = np.zeros(cells, dtype=np.int64)
-    prefix = np.full(cells, -1, dtype=np.int64)
-    block = np.empty(width)
-    _fill_block(opening, start, q, block)
+    first, _, _, start = cells
+    step, q, value, action, prefix, block = _begin(cells)
+    opening, width, actions = first[1], len(block), q.shape[1]
+    hoped = np.zeros(len(value))
     highest = known
     found = -1
     ties = 0
@@ -181,8 +173,8 @@ def enumerated_best(
                 value[c] = q[c, action[c]]
             hopeless = False
             for g in range(h - 1, -1, -1):
-                _back_up(g, first, moves, pays, value, q)
-                if _bound(g, first, moves, pays, start, allowed, q, hoped) < highest:
+                _back_up(g, cells, value, q)
+                if _bound(g, cells, allowed, q, hoped) < highest:
                     apart = actions ** first[g + 1]
                     i = np.searchsorted(codes, (codes[i] // apart + 1) * apart)
                     hopeless = True
@@ -221,10 +213,9 @@ def used_actions(codes: NDArray[np.int32], cells: int, actions: int) -> BoolArra
 
 
 @compiled
-def prefix_visits(
-    codes: NDArray[np.int32], step: int, first: NDArray[np.int64], moves: FloatArray, start: FloatArray
-) -> FloatArray:
+def prefix_visits(codes: NDArray[np.int32], step: int, cells: Cells) -> FloatArray:
     """visits[i, j]: how likely the i-th policy, a code over the cells before `step`, is to get to its j-th cell."""
+    first, moves, _, start = cells
     actions = moves.shape[1]
     width = 0
     for g in range(step + 1):
@@ -252,12 +243,7 @@ def prefix_visits(
 
 @compiled
 def policy_cover(
-    codes: NDArray[np.int32],
-    size: int,
-    place: NDArray[np.int32],
-    visits: FloatArray,
-    actions: int,
-    rng: Generator,
+    codes: NDArray[np.int32], size: int, place: NDArray[np.int32], visits: FloatArray, actions: int, rng: Generator
 ) -> tuple[FloatArray, NDArray[np.int64]]:
     """reach[j, a], the best chance in an ascending list to be in the j-th last cell and take a, and who has it.
 

@@ -197,7 +197,7 @@ class Ledger:
         text = _to_text(charge)
         asked = Counter({_from_text(text): 1 if cohort is None else len(names)})
         with self._transaction():
-            before = Counter[Charge]() if cohort is None else self._charges(cohort)
+            before = Counter[Charge]() if cohort is None else self.charges_of(cohort)
             if not self._fits(before + asked):
                 raise BudgetExceededError(self._refusal(names, before, asked))
             count, checksum = self._db.execute("SELECT value FROM meta WHERE key = 'chain'").fetchone()[0].split()
@@ -250,7 +250,7 @@ class Ledger:
             alone = self._db.execute("SELECT DISTINCT charge FROM releases WHERE cohort IS NULL")
             different = {frozenset([(_from_text(text), 1)]) for (text,) in alone}
             named = self._db.execute("SELECT DISTINCT cohort FROM releases WHERE cohort IS NOT NULL").fetchall()
-            different |= {frozenset(self._charges(cohort).items()) for (cohort,) in named}
+            different |= {frozenset(self.charges_of(cohort).items()) for (cohort,) in named}
         return max((self._epsilon(Counter(dict(charges))) for charges in different), default=0.0)
 
     @property
@@ -259,7 +259,8 @@ class Ledger:
         with self._explained():
             return [name for (name,) in self._db.execute("SELECT name FROM releases ORDER BY number")]
 
-    def _charges(self, cohort: str) -> Counter[Charge]:
+    def charges_of(self, cohort: str) -> Counter[Charge]:
+        """What users of a cohort were charged, and how often."""
         rows = self._db.execute("SELECT charge FROM releases WHERE cohort = ?", (cohort,))
         return Counter(_from_text(text) for (text,) in rows)
 
@@ -271,8 +272,8 @@ class Ledger:
         """
 
         def without_failure(delta: float) -> float:
-            share = _share(delta, kinds or len(charges) or 1)
-            return _sum([_epsilon_alone(charge, times, share) for charge, times in charges.items()])
+            share = share_of(delta, kinds or len(charges) or 1)
+            return sum_up([_epsilon_alone(charge, times, share) for charge, times in charges.items()])
 
         fails = _failure(charges) if failure is None else failure
         return epsilon_beside(fails, self.budget.delta, self.budget.epsilon, without_failure)
@@ -347,22 +348,22 @@ def _epsilon_alone(charge: Charge, times: int, delta: float) -> float:
     added up.
     """
     if isinstance(charge.noise, UnaryNoise):
-        return _sum([privacy_loss(charge.noise, charge.changed).epsilon(_share(delta, times))] * times)
+        return sum_up([privacy_loss(charge.noise, charge.changed).epsilon(share_of(delta, times))] * times)
     return privacy_loss(charge.noise, charge.changed, times).epsilon(delta)
 
 
 def _failure(charges: Counter[Charge]) -> float:
     """With which probability at most the noise of any of these fails."""
-    return _sum([times * charge.failure for charge, times in charges.items()])
+    return sum_up([times * charge.failure for charge, times in charges.items()])
 
 
-def _share(delta: float, parts: int) -> float:
+def share_of(delta: float, parts: int) -> float:
     """One of equal parts of delta, rounded down: together they are no more than all of it."""
     share = delta / parts
     return share if parts * Fraction(share) <= delta else math.nextafter(share, 0.0)
 
 
-def _sum(epsilons: list[float]) -> float:
+def sum_up(epsilons: list[float]) -> float:
     """Their sum, rounded up."""
     total = math.fsum(epsilons)  # the nearest
     short = math.isfinite(total) and math.fsum([*epsilons, -total]) > 0

@@ -17,8 +17,9 @@ from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, PrivacyWarning, StateMismatchError, StorageError
 from shufflerl.learners.base import Learner
-from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.coordinator import Coordinator
 from shufflerl.network.coordinator.opening import Opener, count
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import Agreement, parse_announcement
@@ -61,6 +62,13 @@ def asked(coordinator: Coordinator) -> Agreement:
     return parse_announcement(coordinator.pending[2].payload)
 
 
+def key_of(coordinator: Coordinator) -> bytes:
+    """That of the first batch."""
+    secret = coordinator.store.secrets(0)
+    assert secret is not None
+    return secret.key
+
+
 def mixed(agreed: Agreement, reports: list[IntArray]) -> list[bytes]:
     key = crypto.new_box_key()
     checked = Checked(agreed, key.public_key().public_bytes_raw())
@@ -93,12 +101,12 @@ def test_a_run_from_beginning_to_end(tmp_path: Path) -> None:
     assert sum(record.batch.users for record in coordinator.records) == 60
     assert coordinator.ledger.releases == [f"batch {number}" for number in range(len(values))]
     last = len(values) - 1
-    assert [action for _, _, action in coordinator.unacknowledged()] == [Action.scrub] * last + [Action.finish]
+    assert [action for _, _, action in coordinator.store.unacknowledged()] == [Action.scrub] * last + [Action.finish]
     for number in range(last):
-        coordinator.acknowledged(number)
-    assert coordinator.unacknowledged() == [(last, 0, Action.finish)]
-    coordinator.acknowledged(last)
-    assert coordinator.unacknowledged() == []
+        coordinator.store.acknowledged(number)
+    assert coordinator.store.unacknowledged() == [(last, 0, Action.finish)]
+    coordinator.store.acknowledged(last)
+    assert coordinator.store.unacknowledged() == []
     assert 0 < coordinator.ledger.spent <= 8.0
     assert coordinator.certificate().epsilon <= 8.0
     assert coordinator.policy is not None
@@ -204,7 +212,7 @@ def test_a_crash_at_any_point_loses_nothing_and_counts_nothing_twice(
     assert coordinator.pending[0] == 2
     assert coordinator.records[1].values.tolist() == values
     assert coordinator.ledger.releases == ["batch 0", "batch 1"]
-    assert coordinator.unacknowledged() == [(0, 0, Action.scrub), (1, 0, Action.scrub)]
+    assert coordinator.store.unacknowledged() == [(0, 0, Action.scrub), (1, 0, Action.scrub)]
     coordinator.close()
 
 
@@ -216,7 +224,7 @@ def test_nothing_is_opened_that_the_ledger_has_not(tmp_path: Path, monkeypatch: 
         raise BudgetExceededError("overspent")
 
     monkeypatch.setattr(coordinator.ledger, "record", refuse)
-    monkeypatch.setattr(coordinator._opener, "count_all", lambda *_: pytest.fail("opened before it was charged"))
+    monkeypatch.setattr(Opener, "count_all", lambda *_: pytest.fail("opened before it was charged"))
     with pytest.raises(BudgetExceededError):
         coordinator.absorb(chunks)
     assert coordinator.records == []
@@ -257,7 +265,7 @@ def test_an_aborted_batch_is_asked_again_with_a_new_key(tmp_path: Path) -> None:
 
 def test_keys_of_answered_batches_are_gone(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path, RUN)
-    (key,) = coordinator._db.execute("SELECT key FROM batches").fetchone()
+    key = key_of(coordinator)
     assert key in (tmp_path / "coordinator.db").read_bytes() + (tmp_path / "coordinator.db-wal").read_bytes()
     coordinator.absorb(answer(coordinator)[0])
     assert all(key not in path.read_bytes() for path in tmp_path.iterdir())
@@ -273,7 +281,7 @@ def test_tags_that_are_no_tags_are_left_out_and_told(tmp_path: Path) -> None:
     wrong_batch = crypto.seal(key, agreed.tag_info + b"x", (0).to_bytes(4))
     whole = b"".join(tags for chunk in chunks for _, tags in wire.sections(chunk))
     tags = [whole[start : start + 52] for start in range(0, len(whole), 52)]
-    private = coordinator._asked()[2]
+    private = key_of(coordinator)
     padding = [tag for tag in tags if count(private, agreed.tag_info, range(1), tag).padding][:4]
     others = [tag for tag in tags if tag not in padding]
     wrong = [outside, wrong_batch, bytes(52), others[0]]  # the last of them once more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import tomllib
@@ -26,8 +27,9 @@ from shufflerl.loop import learn
 from shufflerl.network import demo
 from shufflerl.network.config import CoordinatorConfig
 from shufflerl.network.coordinator.app import CoordinatorServer
-from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.coordinator import Coordinator
 from shufflerl.network.coordinator.dashboard import learned
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.demo import Demo
 from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.web import watching
@@ -206,7 +208,11 @@ def test_what_is_told_of_a_run(tmp_path: Path, name: str) -> None:
             replayed.next_batch()
             expected.append(replayed.view().estimate)
         told = learned(coordinator)
-        served = {"learned": told, "outcomes": coordinator.outcomes, "certificate": coordinator.certificate().as_dict()}
+        served = {
+            "learned": told,
+            "outcomes": coordinator.store.outcomes,
+            "certificate": coordinator.certificate().as_dict(),
+        }
         assert msgspec.json.decode(msgspec.json.encode(served)) == json.loads(json.dumps(served, allow_nan=False))
     finally:
         coordinator.close()
@@ -266,6 +272,6 @@ def test_the_shuffler_shows_states_and_sums_only(tmp_path: Path) -> None:
 def test_the_coordinator_is_not_told_what_was_refused(tmp_path: Path) -> None:
     """All it has from the shuffler is the batch's status; refusals are for the shuffler's own page."""
     server = CoordinatorServer(lambda: Coordinator(tmp_path, RUN), "http://127.0.0.1:9", poll=5.0)
-    told = json.dumps(server.describe()) + json.dumps(server._learned)
+    told = json.dumps(asyncio.run(server.look()))
     assert "refused" not in told
-    server._owner.submit(server._coordinator.close).result()
+    server.owner.submit(server.coordinator.close).result()

@@ -17,8 +17,9 @@ from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery, Release
 from shufflerl.errors import ContractError, InvalidInputError
 from shufflerl.mdp import Problem
-from shufflerl.network.coordinator.coordinator import Coordinator, Run, SpoiltSumError
+from shufflerl.network.coordinator.coordinator import Coordinator, SpoiltSumError
 from shufflerl.network.coordinator.opening import Opener
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
 from shufflerl.network.protocol import costs, crypto, masking, sources, wire
 from shufflerl.network.protocol.agreement import Agreement, parse_announcement
@@ -118,6 +119,13 @@ class System:
         self.shuffler.exclude(said)
         assert self.shuffler.advance()
         return wire.decode(Exclusion, said.payload)
+
+    def secrets(self) -> tuple[bytes, bytes]:
+        """The first batch's key and opened seeds."""
+        secret = self.coordinator.store.secrets(0)
+        assert secret is not None
+        assert secret.seeds is not None
+        return secret.key, secret.seeds
 
     def release(self) -> list[bytes]:
         number, attempt, _ = self.pending
@@ -307,7 +315,7 @@ def test_a_crash_at_any_point_changes_nothing(system: System, label: str, monkey
 def test_seeds_and_keys_of_answered_batches_are_gone(system: System) -> None:
     system.fill()
     system.exclude()
-    seeds, key = system.coordinator._db.execute("SELECT seeds, key FROM batches").fetchone()
+    key, seeds = system.secrets()
     everything = b"".join(path.read_bytes() for path in system.folder.iterdir())
     assert seeds[:32] in everything
     system.coordinator.absorb(system.release())
@@ -318,7 +326,7 @@ def test_seeds_and_keys_of_answered_batches_are_gone(system: System) -> None:
 def test_seeds_and_keys_of_an_attempt_that_came_to_nothing_are_gone(system: System) -> None:
     system.fill(shift(30_000))
     system.exclude()
-    seeds, key = system.coordinator._db.execute("SELECT seeds, key FROM batches").fetchone()
+    key, seeds = system.secrets()
     drawn = {seeds[start : start + 32] for start in range(0, len(seeds), 32)} - {bytes(32)}  # the tampered one's
     with pytest.raises(SpoiltSumError):
         system.coordinator.absorb(system.release())
@@ -332,12 +340,18 @@ def test_a_shuffler_that_hands_over_other_than_was_agreed_is_refused(system: Sys
     seeds = system.shuffler.seeds(system.coordinator.command(number, attempt, Action.seeds))
     with pytest.raises(ContractError, match="nothing is summed"):
         system.coordinator.open_seeds([seeds[: -wire.SEALED_SEED_BYTES]])
+    system.coordinator.close()
+    backup = (system.folder / "coordinator.db").read_bytes()
+    system.coordinator = Coordinator(system.folder, system.run)
     system.exclude()
     with pytest.raises(ContractError, match="expected 48"):
         system.coordinator.absorb([b"".join(system.release())[:-2]])
-    system.coordinator._db.execute("UPDATE batches SET seeds = NULL, excluded = NULL")
+    release = system.release()
+    system.coordinator.close()
+    (system.folder / "coordinator.db").write_bytes(backup)
+    system.coordinator = Coordinator(system.folder, system.run)
     with pytest.raises(ContractError, match="old backup"):
-        system.coordinator.absorb(system.release())
+        system.coordinator.absorb(release)
 
 
 def test_one_users_vector_handed_over_again_and_again_is_not_summed(tmp_path: Path) -> None:

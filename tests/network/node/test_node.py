@@ -108,11 +108,11 @@ class Place:
 
     def announce(self, *arguments: Any, **changes: Any) -> None:
         """As the coordinator does; in the server's own thread, as a shuffler is not for two at once."""
-        self._server._owner.submit(self.world.announce, *arguments, **changes).result()
+        self._server.owner.submit(self.world.announce, *arguments, **changes).result()
 
     def fill(self, number: int) -> None:
         """Others fill the open batch, and its release is scrubbed."""
-        submit = self._server._owner.submit
+        submit = self._server.owner.submit
         reports = [self.world.report() for _ in range(self.world.users)]
         submit(partial(self.world.upload, *reports, number=number)).result()
         submit(self.world.shuffler.advance).result()
@@ -127,12 +127,12 @@ class Place:
                 (batch,) = store.unfinished()
                 store.extend(batch.id, batch.deadline + 1, before=batch.deadline)
 
-        self._server._owner.submit(extend).result()
+        self._server.owner.submit(extend).result()
 
     def abort(self) -> None:
         """The open batch comes to nothing."""
         (batch,) = self.world.store.unfinished()
-        self._server._owner.submit(self.world.store.abort, batch.id).result()
+        self._server.owner.submit(self.world.store.abort, batch.id).result()
 
 
 def releases(ledger: Path) -> list[str]:
@@ -207,7 +207,7 @@ def test_what_may_not_fit_into_a_report_is_charged_for_every_run(place: Place) -
             place.world.task = secrets.token_bytes(wire.TASK_BYTES)
             place.announce(noise_mean=mean)
             with contextlib.nullcontext() if fits or not number else pytest.raises(BudgetExceededError):
-                node._prepare(place.world.checked())
+                node.prepare(place.world.checked())
         assert node.ledger.spent <= 8.0
         node.close()
 
@@ -215,7 +215,7 @@ def test_what_may_not_fit_into_a_report_is_charged_for_every_run(place: Place) -
 def test_a_node_that_was_killed_sends_the_very_same_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     node = place.node("a")
     with monkeypatch.context() as patch:
-        patch.setattr(Node, "_deliver", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(Node, "deliver", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             node.participate()
     node.close()
@@ -234,7 +234,7 @@ def test_a_node_that_was_killed_sends_the_very_same_bytes(place: Place, monkeypa
 def test_a_lost_answer_is_asked_for_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shuffler stored the report but its answer was lost: the retry is a duplicate and counts once."""
     node = place.node("a")
-    post, lost = node._client.post, [True]
+    post, lost = httpx2.Client.post, [True]
 
     def lossy(*args: Any, **kwargs: Any) -> Any:
         answer = post(*args, **kwargs)
@@ -242,7 +242,7 @@ def test_a_lost_answer_is_asked_for_again(place: Place, monkeypatch: pytest.Monk
             raise httpx2.ReadTimeout("lost")
         return answer
 
-    monkeypatch.setattr(node._client, "post", lossy)
+    monkeypatch.setattr(httpx2.Client, "post", lossy)
     assert node.participate().verdict == "accepted"
     assert place.accepted == 1
     assert place.world.shuffler.refused[wire.Reason.duplicate] == 1
@@ -251,12 +251,12 @@ def test_a_lost_answer_is_asked_for_again(place: Place, monkeypatch: pytest.Monk
 
 def test_a_late_node_is_told_and_does_not_try_again(place: Place) -> None:
     late = place.node("late")
-    parcel = late._prepare(place.world.checked())
+    parcel = late.prepare(place.world.checked())
     for name in ("a", "b"):
         node = place.node(name)
         node.participate()
         node.close()
-    assert late._deliver(parcel, 1e18) == Receipt(0, "refused: late")
+    assert late.deliver(parcel, 1e18) == Receipt(0, "refused: late")
     with pytest.raises(ContractError, match="late"):
         late.participate()
     late.close()
@@ -684,14 +684,14 @@ def test_a_token_that_somebody_else_spent_is_not_called_accepted(
     place.tokens["robbed"] = place.tokens["thief"]
     robbed = place.node("robbed")
     assert thief.participate() == Receipt(0, "accepted")
-    post, troubles = robbed._client.post, [] if trouble is None else [trouble]
+    post, troubles = httpx2.Client.post, [] if trouble is None else [trouble]
 
     def troubled(*args: Any, **kwargs: Any) -> Any:
         if troubles:
             raise troubles.pop()
         return post(*args, **kwargs)
 
-    monkeypatch.setattr(robbed._client, "post", troubled)
+    monkeypatch.setattr(httpx2.Client, "post", troubled)
     unclear = isinstance(trouble, httpx2.ReadTimeout)
     assert robbed.participate() == Receipt(0, "accepted" if unclear else "refused: replayed")
     assert place.accepted == 1
@@ -704,7 +704,7 @@ def test_a_report_of_the_outbox_whose_token_is_spent_is_in(place: Place) -> None
     first = place.node("first")
     place.tokens["other"] = place.tokens["first"]
     other = place.node("other")
-    first._prepare(place.world.checked())
+    first.prepare(place.world.checked())
     assert other.participate() == Receipt(0, "accepted")
     assert first.participate() == Receipt(0, "accepted")
     for node in (first, other):

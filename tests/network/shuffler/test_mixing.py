@@ -15,9 +15,9 @@ from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.wire import State
 from shufflerl.network.shuffler import mixing
 from shufflerl.network.shuffler.shuffler import Shuffler
-from shufflerl.network.stores.store import BatchId, SQLiteStore, Store
+from shufflerl.network.stores.store import BatchId, Store
 from tests.contracts.store import ID
-from tests.support.network_world import Crash, World, dying, pretend_to_seal
+from tests.support.network_world import World, killed_often, pretend_to_seal
 
 
 class Parts:
@@ -103,16 +103,7 @@ def test_a_batch_in_slices_is_released_whole() -> None:
 def test_slices_of_a_dead_process_are_done_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after every number of stored parts in turn: some slices are there whole, one in part."""
     world = sealed_world()
-    keep = world.store.keep
-    for deaths in range(1, 12):
-        with monkeypatch.context() as patch:
-            patch.setattr(world.store, "keep", dying(keep, deaths))
-            try:
-                world.shuffler.advance()
-                break
-            except Crash:
-                world.restart()
-    assert deaths > 2
+    assert killed_often(world, range(1, 12), monkeypatch) > 1
     assert world.shuffler.advance()
     assert sorted(world.tags(world.collect())) == list(range(21))
 
@@ -139,10 +130,11 @@ def test_a_slice_done_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("sliced")
-def test_a_batch_that_lost_a_report_is_not_released() -> None:
+def test_a_batch_that_lost_a_report_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     world = sealed_world()
-    assert isinstance(world.store, SQLiteStore)
-    world.store._db.execute("DELETE FROM reports WHERE rowid = 3")
+    reports = world.store.reports
+    lost = list(reports(BatchId(world.task, 0, 0)))[2]
+    monkeypatch.setattr(world.store, "reports", lambda *which: (one for one in reports(*which) if one != lost))
     assert not world.shuffler.advance()
     assert "never released short" in (world.shuffler.trouble or "")
     assert world.shuffler.status(world.task).state == State.sealed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,8 @@ from shufflerl.network.shuffler import mixing
 from shufflerl.network.shuffler.mixing import permuted
 from shufflerl.network.shuffler.shuffler import Limits, Shuffler
 from shufflerl.network.stores.store import BatchId, SQLiteStore
-from tests.network.stores.test_store import fill, free, left_of
+from tests.network.stores.test_store import left_of
+from tests.support.disk import Disk
 from tests.support.network_world import World, agreement_of, new_identity
 
 
@@ -380,69 +382,78 @@ def test_large_releases_come_in_chunks(monkeypatch: pytest.MonkeyPatch, world: W
     assert sorted(world.tags(world.collect())) == list(range(9))
 
 
-def test_a_full_disk_is_trouble_that_passes(tmp_path: Path) -> None:
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, Disk]]:
+    """All reports are in, and nothing more can be stored."""
+    disk = Disk(monkeypatch)
     store = SQLiteStore(tmp_path / "shuffler.db")
     world = World(store=store, users=40)
     world.announce()
     world.upload(*(world.report() for _ in range(40)))
-    fill(store)
-    assert not world.shuffler.advance()
-    assert "full" in (world.shuffler.trouble or "")
-    assert world.shuffler.status(world.task).state == State.sealed
-    free(store)
-    assert world.shuffler.advance()
-    assert world.shuffler.trouble is None
-    assert world.shuffler.status(world.task).state == State.released
+    disk.fill()
+    yield world, disk
     store.close()
 
 
-def test_a_disk_too_full_for_reports_is_trouble_until_one_is_stored(tmp_path: Path) -> None:
+def test_a_full_disk_is_trouble_that_passes(full: tuple[World, Disk]) -> None:
+    world, disk = full
+    assert not world.shuffler.advance()
+    assert "full" in (world.shuffler.trouble or "")
+    assert world.shuffler.status(world.task).state == State.sealed
+    disk.free()
+    assert world.shuffler.advance()
+    assert world.shuffler.trouble is None
+    assert world.shuffler.status(world.task).state == State.released
+
+
+def test_a_disk_too_full_for_reports_is_trouble_until_one_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though looking at the clock goes well meanwhile: an open batch needs no room, its reports do."""
+    disk = Disk(monkeypatch)
     store = SQLiteStore(tmp_path / "shuffler.db")
     world = World(store=store, users=200)
     world.announce()
-    fill(store)
+    disk.fill()
     with pytest.raises(StorageError):
         world.upload(*(world.report() for _ in range(100)))
     assert world.shuffler.advance()
     assert "full" in (world.shuffler.trouble or "")
-    free(store)
+    disk.free()
     world.upload(world.report())
     assert world.shuffler.trouble is None
     store.close()
 
 
-def test_a_disk_too_full_for_an_announcement_is_trouble_until_it_is_stored(tmp_path: Path) -> None:
+def test_a_disk_too_full_for_an_announcement_is_trouble_until_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A shuffler that cannot begin is not ready, though nobody has sent it a report."""
+    disk = Disk(monkeypatch)
     store = SQLiteStore(tmp_path / "shuffler.db")
     world = World(store=store, users=200)
-    fill(store)
+    disk.fill()
     with pytest.raises(StorageError):
         world.announce(policies=np.zeros((1000, 2, 2), dtype="<u2").tobytes(), weights=[0.001] * 1000)
     assert world.shuffler.advance()
     assert "full" in (world.shuffler.trouble or "")
-    free(store)
+    disk.free()
     world.announce()
     assert world.shuffler.trouble is None
     store.close()
 
 
-def test_the_time_from_seal_to_release_is_told(tmp_path: Path) -> None:
+def test_the_time_from_seal_to_release_is_told(full: tuple[World, Disk]) -> None:
     """With all that went wrong in between."""
-    store = SQLiteStore(tmp_path / "shuffler.db")
-    world = World(store=store, users=40)
-    world.announce()
-    world.upload(*(world.report() for _ in range(40)))
-    fill(store)
+    world, disk = full
     world.shuffler.advance()
     assert world.shuffler.release_seconds == []
-    free(store)
+    disk.free()
     world.now += 7.0
     world.shuffler.advance()
     assert world.shuffler.release_seconds == [7.0]
     world.shuffler.advance()
     assert world.shuffler.release_seconds == [7.0]
-    store.close()
 
 
 def test_neither_database_holds_what_its_role_must_not_know(tmp_path: Path) -> None:
@@ -516,4 +527,4 @@ def test_no_process_keeps_the_key_of_a_batch_that_it_or_another_has_closed(how: 
     for shuffler in (other, world.shuffler):
         assert shuffler.advance()
         assert shuffler.status(world.task).state == how
-        assert shuffler._key_of(BatchId(world.task, 0, 0)) is None
+        assert shuffler.key_of(BatchId(world.task, 0, 0)) is None

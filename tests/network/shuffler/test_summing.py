@@ -256,7 +256,7 @@ def test_slices_are_found_again_whatever_the_order_and_whoever_made_them(monkeyp
     def overtake(id: BatchId, name: str, value: bytes) -> bytes:
         if name == "sum 1" and not overtaken:
             overtaken.append(name)
-            rows, some, key = list(straight(id))[-2:], masking.zeros(QUERY.size, 2), world.shuffler._key_of(id)
+            rows, some, key = list(straight(id))[-2:], masking.zeros(QUERY.size, 2), world.shuffler.key_of(id)
             assert key is not None
             for report, envelope in rows:
                 summing.add(some, world.checked().agreement, key, report, envelope)

@@ -30,14 +30,14 @@ def test_a_front_end_that_was_paused_forgets_no_id(front: Front, monkeypatch: py
     paused, other = front(), front()
     paused.create(ROW, KEY)
     paused.add(ID, REPORTS[:1])
-    log = paused._logs[ID]
+    log = paused.logs[ID]
     log.stop()
     close = log.close
 
     def meanwhile() -> None:
         other.add(ID, REPORTS[1:])
         other.release(ID, [b"tags"])
-        until(lambda: paused._rows.over(ID))
+        until(lambda: paused.rows.over(ID))
 
     async def wakes() -> None:
         await asyncio.to_thread(meanwhile)
@@ -86,7 +86,7 @@ def test_an_abort_that_was_not_finished_is_finished_by_another(front: Front, mon
     async def dies(*_: Any) -> None:
         raise Crash
 
-    monkeypatch.setattr(dying, "_spend", dies)
+    monkeypatch.setattr(dying, "spend", dies)
     with pytest.raises(Crash):
         dying.abort(ID)
     until(lambda: other.add(ID, REPORTS[1:2]) == [Reason.late])

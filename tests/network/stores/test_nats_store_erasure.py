@@ -40,7 +40,7 @@ def test_a_stream_in_the_making_is_kept_whatever_the_clocks_say(front: Front) ->
 def test_whoever_finishes_a_batch_deletes_it(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """And has done so when it returns: nobody else needs to hear of it."""
     store = front()
-    monkeypatch.setattr(store._rows, "_finished", lambda *_: None)
+    monkeypatch.setattr(store.rows, "finished", lambda *_: None)
     store.create(ROW, KEY)
     (reports,) = front.streams()
     store.add(ID, REPORTS)
@@ -60,8 +60,8 @@ def test_ids_of_a_batch_that_is_still_open_are_not_stored_as_spent(front: Front)
     store.create(ROW, KEY)
     store.add(ID, REPORTS[:1])
     with pytest.raises(StorageError, match="not decided yet"):
-        store._broker.run(store._spend(ID, store._logs[ID]))
-    assert store._broker.run(store._broker.get(store._spent, subject=f"{store._spent}.{TASK_NAME}")) is None
+        store.broker.run(store.spend(ID, store.logs[ID]))
+    assert store.broker.run(store.broker.get(f"{front.name}-spent", subject=f"{front.name}-spent.{TASK_NAME}")) is None
 
 
 def test_what_is_deleted_is_in_no_file_of_any_server(front: Front) -> None:
@@ -79,7 +79,7 @@ def test_what_is_deleted_is_in_no_file_of_any_server(front: Front) -> None:
     assert _found([tags], front.cluster.folder)
     store.scrub(ID)
     _gone([tags], front.cluster.folder)
-    spent = store._broker.run(store._broker.get(store._spent, subject=f"{store._spent}.{TASK_NAME}"))
+    spent = store.broker.run(store.broker.get(f"{front.name}-spent", subject=f"{front.name}-spent.{TASK_NAME}"))
     assert spent is not None
     assert spent.value == b"".join(sorted(report for report, _ in reports))
 

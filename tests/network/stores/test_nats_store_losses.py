@@ -28,7 +28,7 @@ def test_an_acknowledgement_that_was_lost(front: Front, monkeypatch: pytest.Monk
     """What was stored although it seemed not to be is sent again and counts once."""
     store = front()
     store.create(ROW, KEY)
-    publish, lost = store._broker._jetstream.publish, 2
+    publish, lost = store.broker.jetstream.publish, 2
 
     async def losing(*args: Any, **options: Any) -> Any:
         nonlocal lost
@@ -38,7 +38,7 @@ def test_an_acknowledgement_that_was_lost(front: Front, monkeypatch: pytest.Monk
             raise NatsTimeoutError
         return ack
 
-    monkeypatch.setattr(store._broker._jetstream, "publish", losing)
+    monkeypatch.setattr(store.broker.jetstream, "publish", losing)
     assert store.add(ID, REPORTS[:2]) == [None, None]
     lost = 1
     store.extend(ID, 99.0, before=ROW.deadline)
@@ -62,7 +62,7 @@ def test_a_message_lost_on_the_way_is_asked_for_again(front: Front, monkeypatch:
     async def losing(self: Subscription, timeout: float | None = 1.0) -> Msg:
         nonlocal lost
         message = await next_message(self, timeout)
-        if message.reply and lost and threading.current_thread() is other._broker._thread:
+        if message.reply and lost and threading.current_thread() is other.broker.thread:
             lost -= 1
             return await losing(self, timeout)
         return message
@@ -78,7 +78,7 @@ def test_a_message_lost_on_the_way_is_asked_for_again(front: Front, monkeypatch:
 def test_a_connection_that_was_closed_for_good_is_made_anew(front: Front) -> None:
     store = front()
     store.create(ROW, KEY)
-    store._broker.run(store._broker._client.close())
+    store.broker.run(store.broker.client.close())
     assert store.add(ID, REPORTS) == [None] * 3
     assert state_of(store) == State.sealed
 
@@ -113,7 +113,7 @@ def test_without_most_servers_nothing_is_acknowledged(tmp_path: Path, monkeypatc
 
 
 def _leader(store: NatsStore) -> str | None:
-    said = store._broker.run(store._broker._jetstream.stream_info("shufflerl-rows"))
+    said = store.broker.run(store.broker.jetstream.stream_info("shufflerl-rows"))
     assert said.cluster is not None
     return said.cluster.leader
 

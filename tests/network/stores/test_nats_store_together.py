@@ -77,13 +77,13 @@ def test_a_release_is_known_everywhere_at_once(front: Front, monkeypatch: pytest
     one.create(ROW, KEY)
     one.add(ID, REPORTS)
     until(lambda: state_of(other) == State.sealed)
-    learn = other._rows._follower.apply
+    learn = other.rows.follower.apply
 
     async def late(message: Stored, subject: str) -> None:
         await asyncio.sleep(0.2)
         await learn(message, subject)
 
-    monkeypatch.setattr(other._rows._follower, "apply", late)
+    monkeypatch.setattr(other.rows.follower, "apply", late)
     one.release(ID, [b"tags"])
     assert other.chunk(ID, 0) == b"tags"
     one.scrub(ID)
@@ -181,7 +181,7 @@ def test_a_batch_that_is_finished_while_its_log_is_read(front: Front, monkeypatc
     async def slowly(log: Log) -> None:
         await begin(log)
         await asyncio.to_thread(one.release, ID, [b"tags"])
-        while not other._rows.over(ID):
+        while not other.rows.over(ID):
             await asyncio.sleep(0.01)
 
     monkeypatch.setattr(Log, "begin", slowly)

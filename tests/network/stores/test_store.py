@@ -19,6 +19,7 @@ from shufflerl.network.protocol.wire import State
 from shufflerl.network.stores import database
 from shufflerl.network.stores.store import SQLiteStore, Store
 from tests.contracts.store import ID, KEY, REPORTS, ROW, StoreContract
+from tests.support.disk import Disk
 from tests.support.network_world import crash_at
 from tests.support.waiting import PATIENCE
 
@@ -113,44 +114,36 @@ def test_spent_ids_do_not_keep_the_order_of_arrival(tmp_path: Path) -> None:
     assert ids == sorted(ids)
 
 
-def test_a_full_disk_refuses_reports_and_keeps_what_it_has(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_reports_and_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
     store = SQLiteStore(tmp_path / "shuffler.db")
     store.create(ROW, KEY)
     store.add(ID, REPORTS[:1])
-    fill(store)
+    disk.fill()
     with pytest.raises(StorageError, match="full"):
         store.add(ID, [(os.urandom(16), os.urandom(500_000))])
     batch = store.get(ID)
     assert batch is not None
     assert (batch.accepted, batch.state) == (1, State.open)
-    free(store)
+    disk.free()
     assert store.add(ID, REPORTS[1:]) == [None, None]
     store.close()
 
 
-def test_a_full_disk_while_releasing_changes_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_while_releasing_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
     store = SQLiteStore(tmp_path / "shuffler.db")
     store.create(ROW, KEY)
     store.add(ID, REPORTS)
-    fill(store)
+    disk.fill()
     with pytest.raises(StorageError, match="full"):
         store.release(ID, [os.urandom(500_000)])
     assert len(list(store.reports(ID))) == 3
     assert store.key(ID) == KEY
-    free(store)
+    disk.free()
     store.release(ID, [b"tags"])
     assert store.chunk(ID, 0) == b"tags"
     store.close()
-
-
-def fill(store: SQLiteStore) -> None:
-    """Allow no page more, as a full disk would."""
-    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
-    store._db.execute(f"PRAGMA max_page_count = {pages}")
-
-
-def free(store: SQLiteStore) -> None:
-    store._db.execute("PRAGMA max_page_count = 1000000")
 
 
 def test_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from shufflerl.arrays import IntArray
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import InvalidInputError, StateMismatchError
-from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.coordinator import Coordinator
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.node.reporting import check_signatures, make_report, play
 from shufflerl.network.protocol import crypto, wire
 from shufflerl.network.protocol.agreement import UnacceptableError, parse_announcement
@@ -124,7 +125,7 @@ def test_time_that_another_process_gave_counts() -> None:
         there.now += there.limits.timeout
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(there.store, "get", lambda _: stale)
-        there.shuffler._check_report(stale.id, report)
+        assert there.upload(report)[0].problem is None
 
 
 def test_one_timeout_draws_twice_as_many_whoever_sees_it() -> None:
@@ -264,9 +265,9 @@ class Users:
         command, shuffler = self.coordinator.command, self.world.shuffler
         collected = [shuffler.collect(command(number, attempt, Action.collect, chunk)) for chunk in range(chunks)]
         self.coordinator.absorb(collected)
-        for one, again, action in self.coordinator.unacknowledged():
+        for one, again, action in self.coordinator.store.unacknowledged():
             shuffler.scrub(command(one, again, action))
-            self.coordinator.acknowledged(one)
+            self.coordinator.store.acknowledged(one)
 
 
 @pytest.mark.parametrize("admission", [None, 2])

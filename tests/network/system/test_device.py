@@ -21,7 +21,8 @@ from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import Invitation, Node, RunOverError, Terms
 from shufflerl.network.coordinator.app import CoordinatorServer
-from shufflerl.network.coordinator.coordinator import Coordinator, Run
+from shufflerl.network.coordinator.coordinator import Coordinator
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.demo import policy_text
 from shufflerl.network.node.reporting import make_report, play
 from shufflerl.network.protocol import wire

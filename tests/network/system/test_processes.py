@@ -136,6 +136,12 @@ def test_replays_across_batches_and_runs_are_refused(tmp_path: Path) -> None:
         assert outcome.problem.type.endswith("unknown-batch")
 
 
+def _gone(pages: list[str]) -> None:
+    for page in pages:
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(page, trust_env=False)
+
+
 def test_a_demonstration_that_is_told_to_end_leaves_nothing_running(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "shufflerl", "demo", "--users", "100000", "--folder", str(tmp_path)]
     demo = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -146,9 +152,7 @@ def test_a_demonstration_that_is_told_to_end_leaves_nothing_running(tmp_path: Pa
             assert [httpx2.get(page, trust_env=False).status_code for page in pages] == [200, 200]
             demo.terminate()
             assert demo.wait(PATIENCE) == 128 + signal.SIGTERM
-            for page in pages:
-                with pytest.raises(httpx2.ConnectError):
-                    httpx2.get(page, trust_env=False)
+            _gone(pages)
     finally:
         demo.kill()
         demo.communicate()
@@ -185,9 +189,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
             demo.send_signal(signal.SIGINT)
             _, said = demo.communicate(timeout=PATIENCE)
             assert demo.returncode == 0, said
-            for page in pages:
-                with pytest.raises(httpx2.ConnectError):
-                    httpx2.get(page, trust_env=False)
+            _gone(pages)
     finally:
         demo.kill()
         demo.communicate()

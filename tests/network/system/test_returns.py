@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import msgspec
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -19,18 +18,18 @@ from shufflerl.envs.gym import TabularEnv, device_env
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.envs.sensing import SpectrumSensing
 from shufflerl.mdp import Mixture
-from shufflerl.network.coordinator.coordinator import Coordinator, Run
-from shufflerl.network.coordinator.dashboard import learned
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.demo import policy_text
 from shufflerl.network.node.composing import check, compose
-from shufflerl.network.node.reporting import Checked, check_environment, make_report, play
+from shufflerl.network.node.reporting import check_environment, play
 from shufflerl.network.protocol import agreement, crypto, wire
 from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, parse_announcement
-from shufflerl.network.protocol.wire import Action, ProblemError, Reason, Transport
+from shufflerl.network.protocol.wire import ProblemError
 from shufflerl.noise import PoissonNoise
 from shufflerl.policies import HEADS, MAX_PARAMETERS, Network, Table, describe
 from shufflerl.privacy.accounting import Budget
 from shufflerl.returns import ReturnProblem, ReturnQuery
+from tests.support.network_runs import System, length_of_report, refused_everywhere
 from tests.support.network_world import World, altered, pretend_to_seal
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
@@ -110,14 +109,7 @@ LARGE = {"family": "mlp", "inputs": 2, "actions": 2, "hidden": [2**40], "head": 
 )
 def test_what_makes_no_sense_is_refused_by_shuffler_and_node(changes: dict[str, Any], sentence: str) -> None:
     said = altered(announced(Mixture(np.zeros((2, 3)), [0.5, 0.5], LINEAR)), **changes)
-    world = World()
-    world.task = said.task
-    signed = world.coordinator.sign(said)
-    for receive in (lambda: parse_announcement(signed.payload), lambda: world.shuffler.announce(signed)):
-        with pytest.raises(ProblemError, match=sentence) as refused:
-            receive()
-        assert refused.value.reason == Reason.malformed
-        assert "\n" not in refused.value.detail
+    refused_everywhere(said, sentence)
 
 
 def test_policies_too_large_are_refused_before_they_are_read() -> None:
@@ -164,15 +156,13 @@ class Game(gymnasium.Env[Any, Any]):
 def test_whatever_an_episode_is_a_node_reports_one_tag(
     pays: Any, point: int, told: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agreed = parsed()
-    key = crypto.new_box_key()
-    agreed = parse_announcement(wire.encode(altered(agreed.announcement, tag_key=key.public_key().public_bytes_raw())))
+    key = crypto.new_box_key().public_key().public_bytes_raw()
+    agreed = parse_announcement(wire.encode(altered(parsed().announcement, tag_key=key)))
     episode = play(Game(pays), agreed)
     assert episode.points.tolist() == [point]
     assert 0 <= episode.policies[0] < 2
     assert (told is None and not caplog.records) or (told or "") in caplog.text
-    report = make_report(Checked(agreed, key.public_key().public_bytes_raw()), episode, bytes(wire.TOKEN_BYTES))
-    assert len(report.envelope) == agreed.envelope_bytes
+    assert length_of_report(agreed, episode) == agreed.envelope_bytes
 
 
 def test_a_return_between_two_points_keeps_its_mean() -> None:
@@ -255,65 +245,6 @@ class Hill(Game):
 HILL = Hill(0.0, spaces.Box(-1.0, 1.0, (1,)), spaces.Box(-2.0, 2.0, (1,)))
 
 
-class System:
-    """A coordinator, a shuffler, and nodes, on the hill unless told otherwise, in one process."""
-
-    def __init__(self, folder: Path, run: Run, env: Any = HILL) -> None:
-        self.folder, self.run, self.env = folder, run, env
-        self.coordinator = Coordinator(folder, run)
-        self.world = World()
-        self.world.coordinator, self.world.task = self.coordinator.identity, self.coordinator.task
-        self.world.restart()
-
-    def learn(self) -> None:
-        """One batch: announced, played, mixed or added up, learned from."""
-        assert self.coordinator.pending is not None
-        number, attempt, signed = self.coordinator.pending
-        self.world.shuffler.announce(signed)
-        checked = self.world.checked()
-        reports = [
-            make_report(checked, play(self.env, checked.agreement), self.world.mint())
-            for _ in range(checked.agreement.batch.users)
-        ]
-        assert {len(report.envelope) for report in reports} == {checked.agreement.envelope_bytes}
-        assert not any(outcome.problem for outcome in self.world.upload(*reports, number=number, attempt=attempt))
-        assert self.world.shuffler.advance()
-        if checked.agreement.transport == Transport.sums:
-            self.coordinator.open_seeds(
-                [self.world.shuffler.seeds(self.coordinator.command(number, attempt, Action.seeds))]
-            )
-            assert self.coordinator.exclusion is not None
-            self.world.shuffler.exclude(self.coordinator.exclusion)
-            assert self.world.shuffler.advance()
-        self.coordinator.absorb([self.world.collect(number, attempt)])
-        self.world.scrub(number, attempt)
-
-    def restart(self) -> None:
-        self.coordinator.close()
-        self.coordinator = Coordinator(self.folder, self.run)
-
-    def learn_all(self) -> dict[str, Any]:
-        """A replay of the releases is the learner that was told them, after restarts too; what the page shows."""
-        try:
-            replayed = self.run.make_learner()
-            while self.coordinator.pending is not None:
-                self.learn()
-                self.restart()
-                replayed.next_batch()
-                replayed.observe(self.coordinator.records[-1].release)
-            replayed.next_batch()
-            assert self.coordinator.learner.save() == replayed.save()
-            assert self.coordinator.policy == replayed.deployed
-            told = learned(self.coordinator)
-            assert told == msgspec.json.decode(msgspec.json.encode(told))
-            certificate = self.coordinator.certificate()
-            assert certificate.changed_counters == 2
-            assert self.coordinator.ledger.spent <= certificate.epsilon <= 8.0
-        finally:
-            self.coordinator.close()
-        return told
-
-
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("noise", ["users", "servers"])
 @pytest.mark.parametrize("transport", ["tags", "sums"])
@@ -324,7 +255,7 @@ def test_a_run_learns_from_returns_by_every_way(
     problem = ReturnProblem(1, 1, horizon=3, episodes=600, low=0.0, high=20.0, head="box")
     parameters = {"first": 60, "family": "mlp", "hidden": 2} if transport == "sums" else {"first": 60}
     run = Run(problem, "policy-search", Budget(8.0, 1e-5), 7, parameters, transport=transport, noise=noise)
-    told = System(tmp_path, run).learn_all()
+    told = System(tmp_path, run, HILL).learn_all()
     assert told["batches"] >= 2
     assert (told["returns"], told["log2_all_policies"], told["changed_actions"]) == (True, None, None)
     assert told["policy"]["family"] == ("mlp" if transport == "sums" else "linear")

@@ -23,7 +23,8 @@ from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
 from shufflerl.network import faults
 from shufflerl.network.coordinator import coordinator
-from shufflerl.network.coordinator.coordinator import Coordinator, Run, SpoiltSumError
+from shufflerl.network.coordinator.coordinator import Coordinator, SpoiltSumError
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.node.reporting import Checked, play, randomize_episode, seal_report
 from shufflerl.network.protocol import crypto, masking, wire
 from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, parse_announcement
@@ -41,11 +42,10 @@ from shufflerl.privacy.protocol import noise_counts
 from tests.support.network_world import (
     EPISODE,
     QUERY,
-    Crash,
     World,
     agreement_of,
     crash_at,
-    dying,
+    killed_often,
     new_identity,
     pretend_to_seal,
     terms,
@@ -255,17 +255,12 @@ def test_a_large_batch_with_dummies_is_mixed_in_slices(monkeypatch: pytest.Monke
     there = world(users=5)
     there.upload(*(there.report() for _ in range(5)))
     there.shuffler.seal_dummies()
-    id, keep = there_id(there), there.store.keep
-    pieces = [there.store.kept(id, dummies.name(number)) for number in range(len(dummies.slices(agreement_of(there))))]
+    pieces = [
+        there.store.kept(there_id(there), dummies.name(number))
+        for number in range(len(dummies.slices(agreement_of(there))))
+    ]
     ours = sum(len(piece or b"") for piece in pieces) // 52
-    for deaths in range(1, 40, 3):
-        with monkeypatch.context() as patch:
-            patch.setattr(there.store, "keep", dying(keep, deaths))
-            try:
-                there.shuffler.advance()
-                break
-            except Crash:
-                there.restart()
+    assert killed_often(there, range(1, 40, 3), monkeypatch) > 1
     assert there.shuffler.advance()
     found = read(there)
     assert sum(map(len, found.values())) == ours + 15
@@ -301,6 +296,11 @@ class System:
         self.folder, self.run = folder, run
         self.store, self.enrolment, self.identity = SQLiteStore(None), new_identity(), new_identity()
         self.coordinator = Coordinator(folder, run)
+        self.restart_shuffler()
+        #: What the shuffler has added to the counters of a batch, as its own books have it.
+        self.dummies: IntArray
+
+    def restart_shuffler(self) -> None:
         self.shuffler = Shuffler(
             self.store,
             self.identity,
@@ -308,8 +308,6 @@ class System:
             self.enrolment.public,
             Limits(min_batch_size=1),
         )
-        #: What the shuffler has added to the counters of a batch, as its own books have it.
-        self.dummies: IntArray
 
     def restart(self) -> None:
         self.coordinator.close()
@@ -321,8 +319,11 @@ class System:
         return parse_announcement(self.coordinator.pending[2].payload)
 
     def own(self) -> IntArray:
-        (noise,) = self.coordinator._db.execute("SELECT own FROM batches WHERE noisy IS NULL").fetchone()
-        return np.frombuffer(noise, dtype="<i8")
+        assert self.coordinator.pending is not None
+        secret = self.coordinator.store.secrets(self.coordinator.pending[0])
+        assert secret is not None
+        assert secret.own is not None
+        return secret.own
 
     def fill(self, *liars: Callable[[Checked, bytes], Report]) -> IntArray:
         """Users fill the batch, the first of them liars; what all others did."""
@@ -350,7 +351,9 @@ class System:
         number, attempt, _ = self.coordinator.pending
         agreed, id = self.agreed, BatchId(self.coordinator.task, number, attempt)
         self.shuffler.seal_dummies()
-        private = crypto.box_key(self.coordinator._asked()[2])
+        secret = self.coordinator.store.secrets(number)
+        assert secret is not None
+        private = crypto.box_key(secret.key)
         self.dummies = np.zeros(agreed.query.size, dtype=np.int64)
         for piece in range(len(dummies.slices(agreed))):
             sealed = self.store.kept(id, dummies.name(piece)) or b""
@@ -438,8 +441,7 @@ def test_the_coordinators_noise_is_drawn_once_whoever_dies_when(
     (record,) = system.coordinator.records
     mean = agreed.source.noise(1).mean
     assert record.values.tolist() == (true + system.dummies + own - mean).tolist()
-    left = system.coordinator._db.execute("SELECT own FROM batches WHERE noisy IS NOT NULL").fetchall()
-    assert left == [(None,)]
+    assert system.coordinator.store.secrets(0) is None
 
 
 def test_every_attempt_has_noise_of_its_own(system: System) -> None:
@@ -469,7 +471,7 @@ def test_the_shufflers_noise_on_a_sum_is_drawn_once(tmp_path: Path, monkeypatch:
             system.shuffler.advance()
         noise = system.store.kept(id, "noise")
         assert noise is not None
-        system.shuffler._missing.clear()
+        system.restart_shuffler()
         if label == "noise":
             first = noise
         assert noise == first

@@ -21,20 +21,19 @@ from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import Mixture
 from shufflerl.network import demo
 from shufflerl.network.config import CoordinatorConfig
-from shufflerl.network.coordinator.coordinator import Run
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.demo import policy_text
-from shufflerl.network.node.reporting import Checked, check_environment, make_report, play
+from shufflerl.network.node.reporting import check_environment, play
 from shufflerl.network.protocol import agreement, crypto, wire
 from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, parse_announcement
-from shufflerl.network.protocol.wire import ProblemError, Reason
 from shufflerl.noise import PoissonNoise
 from shufflerl.policies import Scores, describe
 from shufflerl.population import StepPopulation
 from shufflerl.privacy.accounting import Budget
 from shufflerl.steps import StepProblem
-from tests.network.system.test_returns import System
 from tests.support.examples import unsteered_mdp
-from tests.support.network_world import World, altered, pretend_to_seal
+from tests.support.network_runs import System, length_of_report, refused_everywhere
+from tests.support.network_world import altered, pretend_to_seal
 
 pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning")
 
@@ -80,14 +79,7 @@ def test_what_is_announced_is_what_is_asked() -> None:
     ids=str,
 )
 def test_what_makes_no_sense_is_refused_by_shuffler_and_node(changes: dict[str, Any], sentence: str) -> None:
-    said = altered(announced(), **changes)
-    world = World()
-    world.task = said.task
-    signed = world.coordinator.sign(said)
-    for receive in (lambda: parse_announcement(signed.payload), lambda: world.shuffler.announce(signed)):
-        with pytest.raises(ProblemError, match=sentence) as refused:
-            receive()
-        assert refused.value.reason == Reason.malformed
+    refused_everywhere(altered(announced(), **changes), sentence)
 
 
 def test_longer_episodes_than_nodes_would_play_are_not_announced() -> None:
@@ -197,12 +189,7 @@ def test_whatever_an_episode_is_a_node_reports_one_tag(
     agreed = parsed(Mixture(SCORES[:1], [1.0], Scores(3, 2)))
     assert set(drawn(env, agreed, 60)) == tags
     assert (told is None and not caplog.records) or (told or "") in caplog.text
-    report = make_report(
-        Checked(agreed, crypto.new_box_key().public_key().public_bytes_raw()),
-        play(env, agreed),
-        bytes(wire.TOKEN_BYTES),
-    )
-    assert len(report.envelope) == agreed.envelope_bytes
+    assert length_of_report(agreed, play(env, agreed)) == agreed.envelope_bytes
 
 
 @pytest.mark.parametrize(

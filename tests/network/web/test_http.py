@@ -44,7 +44,7 @@ from shufflerl.network.shuffler.app import ShufflerServer
 from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.network.web import http, openapi
 from tests.network.coordinator.test_coordinator import RUN
-from tests.network.stores.test_store import fill
+from tests.support.disk import Disk
 from tests.support.network_world import World, pretend_to_seal
 from tests.support.waiting import PATIENCE, until
 
@@ -52,7 +52,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::shufflerl.errors.PrivacyWarning
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+@pytest.fixture
+def world(tmp_path: Path, disk: Disk) -> World:
     world = World(noise_mean=40.0, store=SQLiteStore(tmp_path / "shuffler.db"))
     world.announce()
     return world
@@ -186,9 +191,8 @@ def test_unreadable_requests_are_refused_and_counted(world: World, client: TestC
     assert world.shuffler.status(world.task).accepted == 0
 
 
-def test_a_full_disk_is_told_and_nothing_is_acknowledged(world: World, client: TestClient) -> None:
-    assert isinstance(world.store, SQLiteStore)
-    fill(world.store)
+def test_a_full_disk_is_told_and_nothing_is_acknowledged(disk: Disk, world: World, client: TestClient) -> None:
+    disk.fill()
     answer = client.post(reports_path(world), content=upload_of(*(world.report() for _ in range(2))))
     assert problem_of(answer) == (507, "storage")
     assert world.shuffler.accepted == 0
@@ -346,7 +350,7 @@ def test_what_holds_a_coordinator_up_is_told_as_what_it_is(
             raise reason
         return 5.0
 
-    monkeypatch.setattr(CoordinatorServer, "_step", step)
+    monkeypatch.setattr(CoordinatorServer, "step", step)
     monkeypatch.setattr(coordinator_app_module, "LAST_RETRY", 0.1)
     with TestClient(coordinator_app(tmp_path)) as client:
         until(lambda: client.get("/readyz").status_code != 200)
@@ -365,14 +369,14 @@ def test_another_server_in_the_shufflers_place_is_not_taken_for_it(tmp_path: Pat
 
     async def step() -> None:
         async with httpx2.AsyncClient(base_url="http://shuffler", transport=page) as client:
-            await server._step(client)
+            await server.step(client)
 
     with pytest.raises(
         wire.ProblemError, match=rf"What answers at http://shuffler is no shuffler.*status {status}"
     ) as no:
         asyncio.run(step())
     assert no.value.reason == wire.Reason.unreachable
-    server._owner.submit(server._coordinator.close).result()
+    server.owner.submit(server.coordinator.close).result()
 
 
 def test_a_shuffler_that_fails_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,8 +479,8 @@ def test_a_shuffler_whose_disk_is_in_the_way_is_told(tmp_path: Path, state: Stat
 
     async def step() -> None:
         async with httpx2.AsyncClient(base_url="http://shuffler", transport=httpx2.MockTransport(answer)) as client:
-            await server._step(client)
+            await server.step(client)
 
     with pytest.raises(wire.ProblemError, match="disk is full"):
         asyncio.run(step())
-    server._owner.submit(server._coordinator.close).result()
+    server.owner.submit(server.coordinator.close).result()

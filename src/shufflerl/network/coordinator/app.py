@@ -26,7 +26,7 @@ from shufflerl.network.coordinator.dashboard import learned
 from shufflerl.network.protocol import costs, wire
 from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Action, BatchStatus, ProblemError, Reason, Signed, State, Transport
-from shufflerl.network.web import contact, http, openapi
+from shufflerl.network.web import contact, http
 from shufflerl.network.web.owner import Owner
 from shufflerl.network.web.watching import LivePage
 from shufflerl.policies import describe
@@ -40,8 +40,8 @@ class CoordinatorServer:
 
     def __init__(self, make: Callable[[], Coordinator], shuffler: str, *, poll: float = 0.5) -> None:
         self._address = checks.web_address("shuffler", shuffler)
-        self._owner = Owner("coordinator")
-        self._coordinator = self._owner.submit(make).result()  # in the thread that will use it
+        self.owner = Owner("coordinator")
+        self.coordinator = self.owner.submit(make).result()  # in the thread that will use it
         self._poll = poll
         self._began, self._started = time.monotonic(), time.time()
         self._shuffler_status: BatchStatus | None = None  # what the shuffler last said
@@ -51,9 +51,8 @@ class CoordinatorServer:
         self._open_at: float | None = None  # when the pending batch was last seen to be open
         self._seal_to_release: float | None = None  # of the last batch, at most
         self._release_to_learned: float | None = None
-        self._watching = LivePage("coordinator.html", self._look)
-        self._status = self._owner.submit(self._summary).result()
-        self._learned = self._owner.submit(learned, self._coordinator).result()
+        self._status = self.owner.submit(self._summary).result()
+        self._learned = self.owner.submit(learned, self.coordinator).result()
 
     @property
     def app(self) -> Starlette:
@@ -63,16 +62,15 @@ class CoordinatorServer:
             Route("/v1/policy", self._show_policy),
             Route("/v1/certificate", self._show_certificate),
             Route("/v1/batches", self._show_batches),
-            Route("/healthz", self._healthy),
-            Route("/readyz", self._ready),
             Route("/metrics", self._metrics),
-            Route("/openapi.json", lambda _: http.as_json(openapi.COORDINATOR)),
-            *self._watching.routes,
         ]
-        app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._drive, self._coordinator.close))
-        app.state.watching = self._watching
-        http.answers_problems(app, "coordinator")
-        return app
+        return http.application(
+            "coordinator",
+            routes,
+            LivePage("coordinator.html", self.look),
+            lambda: self._trouble,
+            lambda: self.owner.lifespan(self._drive, self.coordinator.close),
+        )
 
     # Driving the run.
 
@@ -83,7 +81,7 @@ class CoordinatorServer:
             while True:
                 try:
                     try:
-                        idle = await self._step(client)
+                        idle = await self.step(client)
                     finally:
                         await self._refresh()
                     wait = FIRST_RETRY
@@ -94,9 +92,9 @@ class CoordinatorServer:
                 await asyncio.sleep(idle)
 
     async def _refresh(self) -> None:
-        self._status = await self._owner.run(self._summary)
+        self._status = await self.owner.run(self._summary)
         if self._learned["batches"] != self._status["batches_learned"]:
-            self._learned = await self._owner.run(learned, self._coordinator)
+            self._learned = await self.owner.run(learned, self.coordinator)
 
     def _tell(self, reason: Exception | None) -> None:
         """Note what is in the way, and log it when it begins, changes and ends."""
@@ -104,7 +102,7 @@ class CoordinatorServer:
         if isinstance(reason, httpx2.HTTPError):
             after = contact.explained(reason, self._address)
         elif reason is not None:
-            after = self._coordinator.problem(reason)
+            after = self.coordinator.problem(reason)
         self._trouble = after
         if after is not None and (before is None or before.reason != after.reason):
             unexpected = None if after.reason != Reason.failed or isinstance(reason, ShuffleRLError) else reason
@@ -112,14 +110,14 @@ class CoordinatorServer:
         elif after is None and before is not None:
             logs.event("trouble over")
 
-    async def _step(self, client: httpx2.AsyncClient) -> float:
+    async def step(self, client: httpx2.AsyncClient) -> float:
         """One step of the run; returns how long to wait before the next."""
-        run = self._coordinator
-        for number, attempt, action in await self._owner.run(run.unacknowledged):
+        run = self.coordinator
+        for number, attempt, action in await self.owner.run(run.store.unacknowledged):
             faults.reached("acknowledge")
             await self._ask(client, "/v1/scrubs", run.command(number, attempt, action))
-            await self._owner.run(run.acknowledged, number)
-        pending = await self._owner.run(lambda: run.pending)
+            await self.owner.run(run.store.acknowledged, number)
+        pending = await self.owner.run(lambda: run.pending)
         if pending is None:
             return self._poll
         number, attempt, announcement = pending
@@ -136,7 +134,7 @@ class CoordinatorServer:
         if (status.batch, status.attempt) != (number, attempt):
             self._shuffler_status = None  # the shuffler forgot the batch: announce it again
         elif status.state == State.aborted or (status.state == State.released and status.chunks == 0):
-            await self._owner.run(partial(run.reopen, filled=status.state == State.released))
+            await self.owner.run(partial(run.reopen, filled=status.state == State.released))
             logs.event("announced again", batch=number, attempt=attempt + 1)
         elif status.state == State.released:
             released = time.monotonic()
@@ -144,7 +142,7 @@ class CoordinatorServer:
                 (await self._ask(client, "/v1/releases", run.command(number, attempt, Action.collect, chunk))).content
                 for chunk in range(status.chunks)
             ]
-            await self._owner.run(run.absorb, chunks)
+            await self.owner.run(run.absorb, chunks)
             self._seal_to_release = None if self._open_at is None else released - self._open_at
             self._release_to_learned, self._open_at = time.monotonic() - released, None
             logs.event("learned", batch=number, users=status.users)
@@ -165,8 +163,8 @@ class CoordinatorServer:
 
     async def _exclude(self, client: httpx2.AsyncClient, number: int, attempt: int, users: int) -> None:
         """Open the seeds of a sealed batch, once they are there, and tell the shuffler which cannot be opened."""
-        run = self._coordinator
-        if await self._owner.run(lambda: run.exclusion) is None:
+        run = self.coordinator
+        if await self.owner.run(lambda: run.exclusion) is None:
             commands = [
                 run.command(number, attempt, Action.seeds, chunk) for chunk in range(-(-users // wire.CHUNK_SEEDS))
             ]
@@ -176,8 +174,8 @@ class CoordinatorServer:
                 if problem.reason != Reason.not_released:
                     raise
                 return
-            await self._owner.run(run.open_seeds, chunks)
-        exclusion = await self._owner.run(lambda: run.exclusion)
+            await self.owner.run(run.open_seeds, chunks)
+        exclusion = await self.owner.run(lambda: run.exclusion)
         assert exclusion is not None
         faults.reached("excluding")
         await self._ask(client, "/v1/exclusions", exclusion)
@@ -191,9 +189,9 @@ class CoordinatorServer:
     # What can be asked.
 
     def _summary(self) -> dict[str, Any]:
-        run, pending = self._coordinator, self._coordinator.pending
+        run, pending = self.coordinator, self.coordinator.pending
         agreed = None if pending is None else parse_announcement(pending[2].payload)
-        learner, (batches, messages, invalid) = run.learner, run.tally()
+        learner, (batches, messages, invalid) = run.learner, run.store.tally()
         return {
             "task": run.task.hex(),
             "coordinator_key": str(run.identity.public),
@@ -229,7 +227,7 @@ class CoordinatorServer:
             "release_to_learned": self._release_to_learned,
         }
 
-    async def _look(self) -> dict[str, Any]:
+    async def look(self) -> dict[str, Any]:
         """What the page shows."""
         return {"status": self.describe(), "learned": self._learned}
 
@@ -260,7 +258,7 @@ class CoordinatorServer:
         return http.as_json(self.describe())
 
     async def _show_policy(self, _: Request) -> Response:
-        policy = await self._owner.run(lambda: self._coordinator.policy)
+        policy = await self.owner.run(lambda: self.coordinator.policy)
         if policy is None:
             raise ProblemError(Reason.not_found, "No batch has been answered yet, so no policy was deployed.")
         played = self._status["episodes_played"]
@@ -268,11 +266,11 @@ class CoordinatorServer:
         return http.as_json({"episodes_played": played, **body, "policies": policy.policies.tolist()})
 
     async def _show_certificate(self, _: Request) -> Response:
-        certificate = await self._owner.run(self._coordinator.certificate)
+        certificate = await self.owner.run(self.coordinator.certificate)
         return http.as_json(certificate.as_dict() | {"text": str(certificate), "spent": self._status["epsilon_spent"]})
 
     async def _show_batches(self, _: Request) -> Response:
-        records = await self._owner.run(lambda: self._coordinator.records)
+        records = await self.owner.run(lambda: self.coordinator.records)
         body = [
             {
                 "batch": record.batch.index,
@@ -288,14 +286,6 @@ class CoordinatorServer:
             for record in records
         ]
         return http.as_json({"batches": body})
-
-    async def _healthy(self, _: Request) -> Response:
-        return http.as_json({"status": "alive"})
-
-    async def _ready(self, _: Request) -> Response:
-        if self._trouble is not None:
-            return http.problem(self._trouble)
-        return http.as_json({"status": "ready"})
 
     async def _metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")

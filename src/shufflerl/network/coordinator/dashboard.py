@@ -20,7 +20,7 @@ MAX_STATES, MAX_POINTS, MAX_INPUTS = 100, 200, 12
 
 def learned(run: Coordinator) -> dict[str, Any]:
     """What the coordinator's page shows of the learner: it changes with every batch learned from."""
-    learner, view, outcomes = run.learner, run.learner.view(), run.outcomes
+    learner, view, outcomes = run.learner, run.learner.view(), run.store.outcomes
     problem, details = learner.problem, view.details
     played = itertools.accumulate(one["users"] for one in outcomes)
     points = [

@@ -133,8 +133,8 @@ class Fleet:
                 status = contact.status(await client.get(f"/v1/tasks/{task}/status"))
                 # Who was not drawn stays so until there is another batch, or this one is given more time.
                 batch = b""
-                lots = (status.batch, status.attempt, status.extensions)
-                if status.state == State.open and status.accepted < status.users and lots != in_vain:
+                this = (status.batch, status.attempt, status.extensions)
+                if status.state == State.open and status.accepted < status.users and this != in_vain:
                     batch = contact.content(await client.get(f"/v1/tasks/{task}/batch"))
             except (httpx2.HTTPError, ProblemError) as reason:
                 self._contact.failed(reason)
@@ -148,7 +148,7 @@ class Fleet:
                 checked = checked_batch(batch, self._invitation)
                 if drawn := self._drawn(status, checked):
                     return drawn, batch
-                in_vain = (*lots[:2], checked.extensions)  # as they were drawn, not as the status has it unsigned
+                in_vain = (*this[:2], checked.extensions)  # as they were drawn, not as the status has it unsigned
             await asyncio.sleep(self._poll)
 
     def _drawn(self, status: BatchStatus, checked: Checked) -> list[str]:

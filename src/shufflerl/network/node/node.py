@@ -124,13 +124,13 @@ class Node:
         """
         deadline = time.monotonic() + timeout
         found = self._outbox.get(self._name, self._invitation.task)
-        parcel = self._prepare(self._wait_for_batch(deadline)) if found is None else found
+        parcel = self.prepare(self._wait_for_batch(deadline)) if found is None else found
         if parcel.verdict is not None:
             raise ContractError(
                 f"This node has taken part in the run already (batch {parcel.batch}, {parcel.verdict}); it "
                 "does so once."
             )
-        return self._deliver(parcel, deadline, again=found is not None)
+        return self.deliver(parcel, deadline, again=found is not None)
 
     def _wait_for_batch(self, deadline: float) -> Checked:
         backoff = Backoff(limit=5.0)
@@ -164,7 +164,7 @@ class Node:
                 trouble = problem.detail
             self._pause(backoff, deadline, f"No batch was open in time; the last was: {trouble}")
 
-    def _prepare(self, checked: Checked) -> Parcel:
+    def prepare(self, checked: Checked) -> Parcel:
         """Take part; the report is on disk before it is sent."""
         announcement = checked.agreement.announcement
         report = take_part(self._env, checked, self._terms, self._token, self.ledger)
@@ -172,7 +172,8 @@ class Node:
         self._outbox.put([parcel])
         return parcel
 
-    def _deliver(self, parcel: Parcel, deadline: float, *, again: bool = False) -> Receipt:
+    def deliver(self, parcel: Parcel, deadline: float, *, again: bool = False) -> Receipt:
+        """Send a report until it is answered; `again` if it may have been sent before."""
         assert parcel.report is not None
         report = wire.decode(Report, parcel.report)
         upload = wire.encode(Upload(batch=parcel.batch, attempt=parcel.attempt, reports=[report]))

@@ -63,6 +63,14 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     version: Version = VERSION
 
 
+class OfAttempt(Message, frozen=True, kw_only=True):
+    """Base of what the coordinator says of one attempt at one batch of a run."""
+
+    task: TaskId
+    batch: Number
+    attempt: Number
+
+
 class Signed(Message, frozen=True, kw_only=True):
     """Bytes and an Ed25519 signature over their purpose and them."""
 
@@ -159,7 +167,7 @@ class Steps(_Asked, frozen=True, kw_only=True, tag="steps"):
     actions: Positive
 
 
-class Announcement(Message, frozen=True, kw_only=True):
+class Announcement(OfAttempt, frozen=True, kw_only=True):
     """A batch the coordinator asks for; signed by it, relayed by the shuffler, checked by every node.
 
     `policies` are little-endian: actions[m, h, x] of tables as 16-bit whole numbers, scores[m, x, a] and numbers[m, i]
@@ -168,9 +176,6 @@ class Announcement(Message, frozen=True, kw_only=True):
     `excludable` may be left out of the sum, and with them the noise that their users added.
     """
 
-    task: TaskId
-    batch: Number
-    attempt: Number
     users: Positive
     query: Counts | Returns | Steps
     policies: bytes
@@ -228,25 +233,19 @@ class Action(StrEnum):
     finish = "finish"
 
 
-class Command(Message, frozen=True, kw_only=True):
+class Command(OfAttempt, frozen=True, kw_only=True):
     """The coordinator's request about a full batch; signed by it."""
 
-    task: TaskId
-    batch: Number
-    attempt: Number
     action: Action
     chunk: Number = 0
 
 
-class Exclusion(Message, frozen=True, kw_only=True):
+class Exclusion(OfAttempt, frozen=True, kw_only=True):
     """Which seeds, by their place in the order they were handed over in, cannot be opened; signed by the coordinator.
 
     Said once for a batch, also if there are none: the shuffler sums the reports that are left.
     """
 
-    task: TaskId
-    batch: Number
-    attempt: Number
     positions: list[Number]
 
 

@@ -26,7 +26,7 @@ from shufflerl.network.shuffler import dummies
 from shufflerl.network.shuffler.shuffler import Shuffler
 from shufflerl.network.stores.commits import GroupCommit
 from shufflerl.network.stores.store import Store
-from shufflerl.network.web import http, openapi
+from shufflerl.network.web import http
 from shufflerl.network.web.owner import Owner
 from shufflerl.network.web.watching import LivePage
 from shufflerl.network.workers import pool
@@ -50,7 +50,7 @@ class ShufflerServer:
         self._shuffler = shuffler
         self._store = store
         self._max_body = max_body
-        self._owner = Owner("shuffler")
+        self.owner = Owner("shuffler")
         self._uploads = GroupCommit(self._commit)
         self._queued_bytes = 0
         self._wake = asyncio.Event()
@@ -58,7 +58,6 @@ class ShufflerServer:
         self._workers = workers
         self._sealers = pool(workers, NICENESS)  # processes begin when there is something to seal
         self._started = time.time()
-        self._watching = LivePage("shuffler.html", self._look)
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(shuffler, self._uploads))
         self._commit_seconds = Histogram(
@@ -77,16 +76,15 @@ class ShufflerServer:
             Route("/v1/exclusions", self._exclude, methods=["POST"]),
             Route("/v1/releases", self._release, methods=["POST"]),
             Route("/v1/scrubs", self._scrub, methods=["POST"]),
-            Route("/healthz", self._healthy),
-            Route("/readyz", self._ready),
             Route("/metrics", self._metrics),
-            Route("/openapi.json", lambda _: http.as_json(openapi.SHUFFLER)),
-            *self._watching.routes,
         ]
-        app = Starlette(routes=routes, lifespan=lambda _: self._owner.lifespan(self._work, self._store.close))
-        app.state.watching = self._watching
-        http.answers_problems(app, "shuffler")
-        return app
+        return http.application(
+            "shuffler",
+            routes,
+            LivePage("shuffler.html", self.look),
+            self._trouble,
+            lambda: self.owner.lifespan(self._work, self._store.close),
+        )
 
     async def _work(self) -> None:
         """Bring batches on, and seal dummies in other processes, so that uploads need not wait for it."""
@@ -115,12 +113,12 @@ class ShufflerServer:
 
     async def _seal_slice(self) -> bool:
         """Seal one slice; says if there was one to seal."""
-        job = await self._owner.run(self._shuffler.next_dummies)
+        job = await self.owner.run(self._shuffler.next_dummies)
         if job is None:
             return False
         id, payload, number = job
         tags = await asyncio.get_running_loop().run_in_executor(self._sealers, dummies.sealed, payload, number)
-        await self._owner.run(self._shuffler.add_dummies, id, number, tags)
+        await self.owner.run(self._shuffler.add_dummies, id, number, tags)
         return True
 
     async def _tick(self) -> None:
@@ -128,7 +126,7 @@ class ShufflerServer:
         trouble: str | None = None
         while True:
             try:
-                await self._owner.run(partial(self._shuffler.advance, seal=False))
+                await self.owner.run(partial(self._shuffler.advance, seal=False))
             except Exception:  # `trouble` tells it; a shuffler that has stopped mixing in silence would be worse
                 logs.log.exception("a look at the batches failed")
             if self._shuffler.trouble != trouble:
@@ -141,10 +139,10 @@ class ShufflerServer:
     # Nodes.
 
     async def _batch(self, request: Request) -> Response:
-        return http.message(await self._owner.run(self._shuffler.current, _task(request)))
+        return http.message(await self.owner.run(self._shuffler.current, _task(request)))
 
     async def _status(self, request: Request) -> Response:
-        return http.as_json(await self._owner.run(self._shuffler.status, _task(request)))
+        return http.as_json(await self.owner.run(self._shuffler.status, _task(request)))
 
     async def _reports(self, request: Request) -> Response:
         self._check_queue(0)
@@ -168,7 +166,7 @@ class ShufflerServer:
 
     async def _commit(self, group: list[tuple[bytes, Upload]]) -> list[list[Outcome]]:
         with self._commit_seconds.time():
-            outcomes = await self._owner.run(self._store_uploads, group)
+            outcomes = await self.owner.run(self._store_uploads, group)
         self._wake.set()
         return outcomes
 
@@ -182,51 +180,46 @@ class ShufflerServer:
     # The coordinator.
 
     async def _announce(self, request: Request) -> Response:
-        status = await self._owner.run(self._shuffler.announce, await _signed(request))
+        status = await self.owner.run(self._shuffler.announce, await _signed(request))
         self._announced.set()
         logs.event("announced", batch=status.batch, attempt=status.attempt, users=status.users, state=status.state)
         return http.as_json(status)
 
     async def _seeds(self, request: Request) -> Response:
-        seeds = await self._owner.run(self._shuffler.seeds, await _signed(request))
+        seeds = await self.owner.run(self._shuffler.seeds, await _signed(request))
         return Response(seeds, media_type="application/octet-stream")
 
     async def _exclude(self, request: Request) -> Response:
-        status = await self._owner.run(self._shuffler.exclude, await _signed(request))
+        status = await self.owner.run(self._shuffler.exclude, await _signed(request))
         self._wake.set()
         return http.as_json(status)
 
     async def _release(self, request: Request) -> Response:
-        tags = await self._owner.run(self._shuffler.collect, await _signed(request))
+        tags = await self.owner.run(self._shuffler.collect, await _signed(request))
         return Response(tags, media_type="application/octet-stream")
 
     async def _scrub(self, request: Request) -> Response:
-        status = await self._owner.run(self._shuffler.scrub, await _signed(request))
+        status = await self.owner.run(self._shuffler.scrub, await _signed(request))
         logs.event(status.state, batch=status.batch)
         return http.as_json(status)
 
     # Operators.
 
-    async def _healthy(self, _: Request) -> Response:
-        return http.as_json({"status": "alive"})
+    def _trouble(self) -> ProblemError | None:
+        detail = self._shuffler.trouble
+        return None if detail is None else ProblemError(Reason.storage, detail)
 
-    async def _ready(self, _: Request) -> Response:
-        trouble = self._shuffler.trouble
-        if trouble is not None:
-            return http.problem(ProblemError(Reason.storage, trouble))
-        return http.as_json({"status": "ready"})
-
-    async def _look(self) -> dict[str, Any]:
+    async def look(self) -> dict[str, Any]:
         """What the page shows: states and sums, nothing of any one report."""
         shuffler, seconds = self._shuffler, self._shuffler.release_seconds
         view = {
             "started": self._started,
-            "batches": await self._owner.run(shuffler.unfinished),
+            "batches": await self.owner.run(shuffler.unfinished),
             "accepted": shuffler.accepted,
             "refused": dict(sorted(shuffler.refused.items())),
             "queued": self._uploads.queued,
             # As announced: how many there are, or how fast they come, would tell the coordinator of its noise.
-            "dummies": await self._owner.run(shuffler.expected_dummies),
+            "dummies": await self.owner.run(shuffler.expected_dummies),
             "released": len(seconds),
             "release_seconds": seconds[-1] if seconds else None,
             "trouble": shuffler.trouble,
@@ -234,7 +227,7 @@ class ShufflerServer:
         return {"status": view}
 
     async def _metrics(self, _: Request) -> Response:
-        text = await self._owner.run(generate_latest, self._registry)
+        text = await self.owner.run(generate_latest, self._registry)
         return Response(text, media_type="text/plain; version=0.0.4")
 
 

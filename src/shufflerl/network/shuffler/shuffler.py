@@ -105,7 +105,7 @@ class Shuffler:
         self._unerased = True
         self._unfinished: set[BatchId] = set()
         self._missing: dict[BatchId, dict[int, None]] = {}  # slices of dummies not known to be stored, in order
-        self._key_of = functools.lru_cache(maxsize=8)(self._load_key)
+        self.key_of = functools.lru_cache(maxsize=8)(self._load_key)
 
     @property
     def trouble(self) -> str | None:
@@ -318,7 +318,7 @@ class Shuffler:
                 Reason.malformed,
                 f"The envelope has {size} bytes; every one of this batch has {agreement.envelope_bytes}.",
             )
-        key = self._key_of(id)
+        key = self.key_of(id)
         if key is None:
             return  # closed for good: the store says whether it was in, or is late
         token, _ = mixing.opened(agreement, key, report.report_id, report.envelope)
@@ -387,7 +387,7 @@ class Shuffler:
             if {batch.id for batch in unfinished} != self._unfinished:
                 self._unfinished = {batch.id for batch in unfinished}
                 self._missing = {id: left for id, left in self._missing.items() if id in self._unfinished}
-                self._key_of.cache_clear()
+                self.key_of.cache_clear()
             if seal and any(batch.state == State.sealed for batch in unfinished):
                 self.seal_dummies()
             for batch in unfinished:
@@ -415,7 +415,7 @@ class Shuffler:
             self._unerased = True
             self._store.abort(batch.id)
             self._unerased = False
-            self._key_of.cache_clear()
+            self.key_of.cache_clear()
 
     def _release(self, batch: BatchRow) -> bool:
         """Bring a sealed batch on, by a transport of its own; says if it is released."""
@@ -423,7 +423,7 @@ class Shuffler:
         if self._missing_dummies(batch):
             return False
         bring_on = summing.released if agreement.transport == Transport.sums else mixing.mixed
-        key = self._key_of(batch.id)
+        key = self.key_of(batch.id)
         try:
             if key is None:
                 raise StorageError(f"The key of sealed batch {batch.id.number} is missing; begin another run.")
@@ -438,7 +438,7 @@ class Shuffler:
                 raise
             # Another process with the same store has released it meanwhile; or this one, and could not erase the rest.
             self._store.erase()
-        self._key_of.cache_clear()
+        self.key_of.cache_clear()
         return True
 
     # Looking up.

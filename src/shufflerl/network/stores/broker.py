@@ -71,9 +71,9 @@ class Broker:
         """Connect to comma-separated servers, waiting for them; `authority` has signed their certificates."""
         self._options = connection_options(servers, credentials, authority)
         self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="broker", daemon=True)
-        self._thread.start()
-        self._client = Client()
+        self.thread = threading.Thread(target=self._loop.run_forever, name="broker", daemon=True)
+        self.thread.start()
+        self.client = Client()
         self._tasks: set[asyncio.Task[None]] = set()
         try:
             self.run(self._connect())
@@ -101,7 +101,7 @@ class Broker:
             nonlocal warned
             if "authorization violation" in str(reason).lower() and not connected:
                 raise StorageError("The message broker refuses the user; check the credentials given for `store`.")
-            if not warned and not self._client.is_connected:
+            if not warned and not self.client.is_connected:
                 warned = True
                 logs.event("waits for the message broker", detail=explanation(reason))
 
@@ -111,8 +111,8 @@ class Broker:
         async def back() -> None:
             logs.event("the message broker is back")
 
-        self._client = Client()
-        await self._client.connect(
+        self.client = Client()
+        await self.client.connect(
             **self._options,
             error_cb=failed,
             disconnected_cb=lost,
@@ -125,19 +125,19 @@ class Broker:
             pending_size=64 * 2**20,
         )
         connected = True
-        version = self._client.connected_server_version
+        version = self.client.connected_server_version
         if (version.major, version.minor) < OLDEST:
-            await self._client.close()
+            await self.client.close()
             raise StorageError(
                 f"The message broker is NATS server {version.major}.{version.minor}; "
                 f"{OLDEST[0]}.{OLDEST[1]} or later is needed, on all of its servers."
             )
-        self._jetstream: JetStreamContext = self._client.jetstream(timeout=ANSWER)
+        self.jetstream: JetStreamContext = self.client.jetstream(timeout=ANSWER)
 
     @property
     def largest(self) -> int:
         """Bytes of a value that go into one message; larger ones are stored in pieces."""
-        return max(1, self._client.max_payload - HEADROOM)
+        return max(1, self.client.max_payload - HEADROOM)
 
     async def insist(self, action: Callable[[], Awaitable[Result]], over: Callable[[], bool] = lambda: False) -> Result:
         """Do something until it succeeds, is `over` (`GoneError`), or patience ends (`StorageError`)."""
@@ -153,7 +153,7 @@ class Broker:
                     raise
                 if over():
                     raise GoneError("The batch is over, and what was stored of it is deleted.") from None
-                if self._client.is_closed:  # for good, by an error that the client does not know
+                if self.client.is_closed:  # for good, by an error that the client does not know
                     await self._connect()
                 if self._loop.time() > deadline:
                     raise StorageError(
@@ -172,14 +172,14 @@ class Broker:
             max_msgs_per_subject=1 if newest_only else -1,
             allow_direct=True,
         )
-        await self.insist(lambda: self._jetstream.add_stream(config))
+        await self.insist(lambda: self.jetstream.add_stream(config))
 
     async def drop(self, stream: str) -> None:
         """Delete a stream, its files and the log of its replicas; one that is gone is gone."""
 
         async def delete() -> None:
             with contextlib.suppress(NotFoundError):
-                await self._jetstream.delete_stream(stream)
+                await self.jetstream.delete_stream(stream)
 
         await self.insist(delete)
 
@@ -189,7 +189,7 @@ class Broker:
 
         async def page() -> bool:
             """Read on; whether there is more."""
-            answer = await self._client.request("$JS.API.STREAM.NAMES", b'{"offset": %d}' % len(found), ANSWER)
+            answer = await self.client.request("$JS.API.STREAM.NAMES", b'{"offset": %d}' % len(found), ANSWER)
             page = json.loads(answer.data)
             if "error" in page:
                 raise APIError(**page["error"])
@@ -204,7 +204,7 @@ class Broker:
         """The number of the stream's last message, as its leader knows it."""
 
         async def ask() -> int:
-            info = await self._jetstream.stream_info(stream)
+            info = await self.jetstream.stream_info(stream)
             if info.cluster is None or not info.cluster.leader:  # a server that led answers on, and knows nothing new
                 raise APIError(code=503, description="no leader")
             return int(info.state.last_seq)
@@ -235,7 +235,7 @@ class Broker:
             value = b""
         if after is not None:
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE] = str(after)
-        ack = await self.insist(lambda: self._jetstream.publish(subject, value, headers=headers), over)
+        ack = await self.insist(lambda: self.jetstream.publish(subject, value, headers=headers), over)
         return ack.seq
 
     async def get(
@@ -251,9 +251,9 @@ class Broker:
         async def read() -> RawStreamMsg:
             if sequence is not None:
                 with contextlib.suppress(NotFoundError):
-                    return await self._jetstream.get_msg(stream, sequence, direct=True)
+                    return await self.jetstream.get_msg(stream, sequence, direct=True)
                 # This replica may be behind: the leader is not.
-            return await self._jetstream.get_msg(stream, sequence, subject)
+            return await self.jetstream.get_msg(stream, sequence, subject)
 
         try:
             message = await self.insist(read, over)
@@ -276,11 +276,11 @@ class Broker:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             with contextlib.suppress(NatsError, OSError, TimeoutError):
-                await self._client.close()
+                await self.client.close()
 
         self.run(end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self.thread.join()
         # A connection that was being made anew just then belongs to nobody: it ends with the loop, which may object.
         with warnings.catch_warnings(), contextlib.suppress(OSError):
             warnings.simplefilter("ignore", ResourceWarning)
@@ -290,8 +290,8 @@ class Broker:
 
     async def deliver(self, follower: Follower) -> None:
         """Hand a follower what it has not seen, in order and without gaps, until something goes wrong."""
-        inbox = self._client.new_inbox()
-        heard = await self._client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        inbox = self.client.new_inbox()
+        heard = await self.client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
         try:
             config = ConsumerConfig(
                 deliver_subject=inbox,
@@ -305,7 +305,7 @@ class Broker:
                 mem_storage=True,
                 inactive_threshold=30,
             )
-            await self._jetstream.add_consumer(follower.stream, config)
+            await self.jetstream.add_consumer(follower.stream, config)
             expected = 1
             while True:
                 message: Msg = await heard.next_msg(timeout=3 * HEARTBEAT)

@@ -47,7 +47,7 @@ class Rows:
     def __init__(self, broker: Broker, stream: str, finished: Callable[[BatchId, Row], None]) -> None:
         self._broker = broker
         self._stream = stream
-        self._finished = finished
+        self.finished = finished
         self._rows: dict[BatchId, tuple[int, Row]] = {}
         self._papers: dict[BatchId, tuple[bytes, bytes]] = {}
         self._fresh_at = 0.0
@@ -56,7 +56,7 @@ class Rows:
     async def begin(self) -> None:
         """Read what is stored, and follow it from then on."""
         await self._broker.make(self._stream, newest_only=True)
-        self._follower = Follower(self._broker, self._stream, self._apply)
+        self.follower = Follower(self._broker, self._stream, self._apply)
         await self.refresh()
         self._begun = True
 
@@ -83,7 +83,7 @@ class Rows:
         if time.monotonic() < self._fresh_at + age:
             return
         now, last = time.monotonic(), await self._broker.last(self._stream)
-        await self._follower.until(lambda: self._follower.seen >= last)
+        await self.follower.until(lambda: self.follower.seen >= last)
         self._fresh_at = now
 
     async def find(self, id: BatchId) -> Row | None:
@@ -144,7 +144,7 @@ class Rows:
             return
         self._rows[id] = sequence, row
         if row.over and self._begun:
-            self._finished(id, row)
+            self.finished(id, row)
 
 
 def name_of(id: BatchId) -> str:

@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -16,12 +17,15 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shufflerl.errors import InvalidInputError, StorageError
 from shufflerl.network import logs
 from shufflerl.network.protocol import wire
 from shufflerl.network.protocol.wire import Message, ProblemError, Reason
+from shufflerl.network.web import openapi
+from shufflerl.network.web.watching import LivePage
 
 #: Seconds a client has to send a whole body.
 BODY_SECONDS = 20.0
@@ -68,6 +72,32 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     except ClientDisconnect:
         raise ProblemError(Reason.malformed, "The connection ended before the body did.") from None
     return b"".join(parts)
+
+
+def application(
+    role: str,
+    routes: list[Route],
+    page: LivePage,
+    trouble: Callable[[], ProblemError | None],
+    lifespan: Callable[[], AbstractAsyncContextManager[None]],
+) -> Starlette:
+    """A server of these routes, its page, and what operators may ask of both roles."""
+
+    async def healthy(_: Request) -> Response:
+        return as_json({"status": "alive"})
+
+    async def ready(_: Request) -> Response:
+        reason = trouble()
+        return as_json({"status": "ready"}) if reason is None else problem(reason)
+
+    async def interface(_: Request) -> Response:
+        return as_json(openapi.OF[role])
+
+    operators = [Route("/healthz", healthy), Route("/readyz", ready), Route("/openapi.json", interface)]
+    app = Starlette(routes=[*routes, *operators, *page.routes], lifespan=lambda _: lifespan())
+    app.state.watching = page
+    answers_problems(app, role)
+    return app
 
 
 def answers_problems(app: Starlette, role: str) -> None:

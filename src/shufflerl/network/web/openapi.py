@@ -115,3 +115,5 @@ COORDINATOR = _described(
         "/v1/batches": {"get": _operation("What was seen of every batch.", _answer("Noisy counts."))},
     },
 )
+
+OF = {"shuffler": SHUFFLER, "coordinator": COORDINATOR}

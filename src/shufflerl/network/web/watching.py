@@ -1,6 +1,7 @@
 """What people see of a server: a page, its files, and events that keep it fresh.
 
-Pages are plain files in `pages/`, with no script, style or address from elsewhere; the browser is told to refuse any.
+Pages are plain files in `pages/`, each the content of `page.html`, with no script, style or address from elsewhere; the
+browser is told to refuse any.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class LivePage:
     def __init__(self, page: str, look: Look) -> None:
         self._page, self._look = page, look
         self._files = {file.name: file.read_bytes() for file in (resources.files(__package__) / "pages").iterdir()}
+        whole = self._files["page.html"].replace(b"{content}", self._files[page])
+        self._files[page] = whole.replace(b"{role}", page.removesuffix(".html").encode())
         self._watchers = 0
         self._failed: str | None = None  # what was told and logged of a failure that lasts
         self._over = asyncio.Event()
