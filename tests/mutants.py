@@ -97,7 +97,12 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privatizers/shuffle.py": (("privatizers/test_privatizers_noise",), ("privatizers/test_privatizers",)),
     "network/protocol/agreement.py": (
         ("network/protocol/test_agreement", "network/protocol/test_masking", "network/protocol/test_wire_lengths"),
-        ("network/node/test_node", "network/node/test_fleet"),
+        (
+            "network/node/test_node",
+            "network/node/test_fleet",
+            "network/system/test_returns",
+            "network/system/test_steps",
+        ),
         ("network/coordinator/test_coordinator", "network/shuffler/test_summing"),
     ),
     "network/node/composing.py": (
@@ -109,13 +114,16 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
             "network/test_audit",
         ),
     ),
-    "network/coordinator/coordinator.py": (
-        ("network/coordinator/test_coordinator", "network/coordinator/test_opening"),
+    **dict.fromkeys(
+        ("network/coordinator/coordinator.py", "network/coordinator/run.py", "network/coordinator/store.py"),
         (
-            "network/coordinator/test_dashboard",
-            "network/shuffler/test_summing",
-            "network/shuffler/test_summing_simulation",
-            "network/web/test_http",
+            ("network/coordinator/test_coordinator", "network/coordinator/test_opening"),
+            (
+                "network/coordinator/test_dashboard",
+                "network/shuffler/test_summing",
+                "network/shuffler/test_summing_simulation",
+                "network/web/test_http",
+            ),
         ),
     ),
     "network/node/fleet.py": (("network/node/test_fleet",), ("network/system/test_processes",)),

@@ -390,8 +390,12 @@ def test_bad_scales_are_refused(scale: Any) -> None:
 def test_cuts_that_leave_no_law_and_sums_of_nothing_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="shift of at least the scale"):
         TruncatedLaplace(3.5, 3)
-    with pytest.raises(InvalidInputError, match="shift"):
-        TruncatedLaplace(0.5, 0)
+    for shift in (0, 1.5, 2**60):
+        with pytest.raises(InvalidInputError, match="shift is"):
+            TruncatedLaplace(0.5, shift)  # type: ignore[arg-type]
+    for groups in (0, 1.5):
+        with pytest.raises(InvalidInputError, match="groups is"):
+            UnaryNoise(1, groups, 0.3)  # type: ignore[arg-type]
     for parts in ((), (GaussianNoise(1.0),), (NoNoise(), PoissonNoise(1.0))):
         with pytest.raises(InvalidInputError, match="parts of the noise"):
             NoiseSum(parts)  # type: ignore[arg-type]

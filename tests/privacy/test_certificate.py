@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,16 @@ def test_a_budget_is_told_where_there_is_one() -> None:
     assert alone.changed_counters == 2 * 22
     assert "  takes part   2 times\n" in str(alone)
     assert "  takes part   1 time\n" in str(_certificate("shuffle"))
+
+
+def test_a_notebook_shows_what_the_text_says() -> None:
+    certificate = _certificate("shuffle")
+    shown, text = unescape(certificate._repr_html_()), " ".join(str(certificate).split())
+    figures = certificate.as_dict()
+    for said in ("epsilon 1<", figures["mechanism"], *figures["assumptions"].values(), figures["implies"]):
+        assert said in shown
+        assert said.rstrip("<") in text
+    assert "none" in certificate_of(400.0, 1e-5, horizon=6, gamma=1.0)._repr_html_()
 
 
 def test_models_of_trust_name_whom_they_trust() -> None:

@@ -103,6 +103,7 @@ LARGE = {"family": "mlp", "inputs": 2, "actions": 2, "hidden": [2**40], "head": 
         ({"low": None}, r"Its returns lie in \[None, 20.0\]; expected a range, or none."),
         ({"low": 30.0}, r"Its returns lie in \[30.0, 20.0\]; expected a range"),
         ({"high": float("inf")}, "expected a range"),
+        ({"low": -float("inf")}, "expected a range"),
         ({"weights": [1.0 / 5000] * 5000}, "policies is 5000; expected"),
     ],
     ids=lambda value: str(value)[:40],
