@@ -163,6 +163,16 @@ def test_dummies_have_the_announced_law_on_every_counter(law: TruncatedLaplace |
     assert stats.chi2.sf((scores**2).sum(), QUERY.size) > 5e-8
 
 
+@pytest.mark.parametrize("counters", [1, 2, 3, 5])
+def test_every_counter_has_dummies_into_however_small_slices_it_falls(
+    counters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a slice that is not full: one has none with probability 4e-18."""
+    monkeypatch.setattr(dummies, "SLICE", 40 * counters)
+    (drawn,) = released_dummies(NoiseSum((PoissonNoise(40.0), PoissonNoise(40.0))), 1)
+    assert drawn.min() > 0
+
+
 def test_dummies_are_drawn_once_whoever_dies_when(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after every slice in turn: what was stored stands, and is what is released."""
     monkeypatch.setattr(dummies, "SLICE", 6)

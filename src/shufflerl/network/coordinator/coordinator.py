@@ -179,6 +179,11 @@ class Coordinator:
         self._db = database.connect(self._path, "shufflerl coordinator 3", _TABLES)
         try:
             self.task = self._begin()
+            if self.tally()[0] and not (folder / "ledger.db").exists():
+                raise StorageError(
+                    f"{folder} has batches that were learned from but no ledger.db, which says what they cost. Restore "
+                    "that of the stopped run from a backup, or begin another run in another folder."
+                )
         except BaseException:
             self._db.close()
             raise

@@ -112,6 +112,7 @@ class Node:
         self._token = from_hex("The token", token, wire.TOKEN_BYTES, "shufflerl tokens")
         self._name = name
         self._outbox = Outbox(Path(folder) / "outbox.db")
+        self._outbox.check_ledger(Path(folder) / "ledger.db")
         self.ledger = Ledger("node", terms.budget, Path(folder) / "ledger.db")
         self._client = httpx2.Client(base_url=invitation.shuffler, timeout=contact.TIMEOUT, trust_env=False)
         self._contact = contact.Contact(invitation.task, invitation.shuffler)
