@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -124,6 +125,35 @@ def test_a_release_has_every_group_by_itself_with_its_dummies() -> None:
         counts = np.bincount(found[group], minlength=QUERY.size)
         assert counts[true[group]] >= 4
         assert (counts - 4 * np.isin(np.arange(QUERY.size), true) <= 6).all()
+
+
+@pytest.mark.slow(3)
+@pytest.mark.parametrize("large", [False, True])
+def test_the_order_of_a_group_says_nothing_of_who_sent_what(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four users each one's tag of each group lands on each place equally often, and on whichever place its tags of
+    other groups are; level 1e-7 in all. Next to no dummies; a large batch goes by slices and buckets.
+    """
+    if large:
+        monkeypatch.setattr(mixing, "SLICE_BYTES", 1)
+        monkeypatch.setattr(mixing, "BUCKET_TAGS", 2)
+    runs, users, few = 250, 4, PoissonNoise(1e-9)
+    there = world(users, NoiseSum((few, few)))
+    groups = agreement_of(there).source.groups
+    places = np.zeros((runs, len(groups), users), dtype=np.int64)
+    for number in range(runs):
+        if number:
+            there.announce(number)
+        checked = there.checked()
+        sent = [[group.start + user for group in groups] for user in range(users)]
+        there.upload(*(seal_report(checked, tags, there.mint()) for tags in sent), number=number)
+        assert there.shuffler.advance()
+        found = np.reshape(there.tags(there.collect(number), number), (len(groups), users))
+        places[number] = np.argsort(found, axis=1)
+        there.scrub(number)
+    met = [np.bincount(places[:, group, user], minlength=users) for group in range(3) for user in range(users)]
+    for one, other in itertools.combinations(range(3), 2):
+        met += [np.bincount(users * places[:, one, user] + places[:, other, user], minlength=16) for user in range(4)]
+    assert min(stats.chisquare(counts).pvalue for counts in met) > 1e-7 / len(met)
 
 
 # Dummies.
