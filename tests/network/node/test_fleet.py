@@ -220,6 +220,22 @@ def test_a_fleet_sends_nothing_where_its_terms_are_not_met(
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("worse", [{"noise_mean": 1.0}, {"users": 1}], ids=str)
+def test_a_fleet_that_has_played_looks_at_the_terms_again(place: Place, worse: dict[str, Any]) -> None:
+    """A first batch that is as agreed says nothing of those that follow."""
+    with fleet(place, [place.world.mint()]) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 30))
+        assert len(nodes.ledger.releases) == 1
+    place.abort()
+    place.announce(0, 1, **worse)
+    with fleet(place, [place.world.mint()]) as nodes:
+        with pytest.raises(UnacceptableError):
+            asyncio.run(asyncio.wait_for(nodes.run(), 30))
+        assert len(nodes.ledger.releases) == 1
+    assert place.accepted == 1
+
+
+@pytest.mark.usefixtures("here")
 def test_a_fleet_is_charged_before_anybody_plays(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -379,7 +395,7 @@ def test_a_fleet_ends_with_the_run(place: Place, call: Call, caplog: pytest.LogC
         assert (nodes.verdicts, nodes.unused) == ({}, 3)
     code, said = run_nodes(place, call, tokens)
     assert (code, said["verdicts"], said["unused_tokens"]) == (0, {}, 3)
-    assert caplog.messages == ["The run is over: 3 tokens were not needed; their users played and spent nothing."]
+    assert caplog.messages == ["The run is over: 3 tokens were not needed; their users neither played nor spent."]
     with fleet(place, []) as left:
         assert len(left.ledger.releases) == 2
 
