@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -65,6 +66,15 @@ def test_a_word_is_as_wide_as_the_sum_needs() -> None:
         assert costs.word_bytes(Users(QUERY, users, PoissonNoise(100.0))) == size
     with pytest.raises(InvalidInputError, match="masked sums end at"):
         costs.word_bytes(Users(QUERY, 2**31 - noise, PoissonNoise(100.0)))
+
+
+def test_a_mask_is_what_the_page_says() -> None:
+    """The key stream block by block: nodes and coordinators of all versions must find the same."""
+    seed, block = bytes(range(32)), Cipher(algorithms.AES(bytes(range(16))), modes.ECB()).encryptor()
+    first = int.from_bytes(seed[16:])
+    stream = b"".join(block.update((first + number).to_bytes(16)) for number in range(3))
+    assert masking.mask(seed, 24, 2).tolist() == np.frombuffer(stream, dtype="<u2").tolist()
+    assert masking.mask(seed, 12, 4).tolist() == np.frombuffer(stream, dtype="<u4").tolist()
 
 
 def test_what_makes_no_sense_as_sums_is_refused() -> None:

@@ -203,6 +203,15 @@ def test_every_counter_has_dummies_into_however_small_slices_it_falls(
     assert drawn.min() > 0
 
 
+def test_how_many_dummies_were_drawn_is_not_shown() -> None:
+    """The coordinator would know that much of its own protection."""
+    there = world()
+    shown, expected = [there.shuffler.expected_dummies()], agreement_of(there).source.expected_dummies
+    there.shuffler.seal_dummies()
+    shown.append(there.shuffler.expected_dummies())
+    assert shown == [expected, expected]
+
+
 def test_dummies_are_drawn_once_whoever_dies_when(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after every slice in turn: what was stored stands, and is what is released."""
     monkeypatch.setattr(dummies, "SLICE", 6)
