@@ -109,6 +109,17 @@ def test_a_node_does_not_rely_on_noise_that_may_be_excluded() -> None:
             terms(honest_fraction=0.9).check(agreement_of(world, noise_mean=1e6))
 
 
+def test_a_node_that_refuses_names_noise_that_is_enough_whoever_is_excluded() -> None:
+    """Rounded to the six digits that it says."""
+    world = World(users=1000, transport=Transport.sums, excludable=300)
+    with pytest.raises(UnacceptableError, match="must announce at least Poisson noise of mean") as refused:
+        terms().check(agreement_of(world, noise_mean=NEEDED))
+    enough = float(str(refused.value).removesuffix(".").rpartition(" ")[2])
+    terms().check(agreement_of(world, noise_mean=enough * (1 + 1e-5)))
+    with pytest.raises(UnacceptableError):
+        terms().check(agreement_of(world, noise_mean=enough * (1 - 1e-4)))
+
+
 def test_who_may_be_excluded_does_not_count() -> None:
     """With noise enough for one user alone a coordinator could else be given the sum of one user, or of a few."""
     world = World(users=120, transport=Transport.sums, excludable=20, limits=Limits(min_batch_size=100))

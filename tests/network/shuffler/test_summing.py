@@ -19,7 +19,6 @@ from shufflerl.network.protocol import crypto, masking, wire
 from shufflerl.network.protocol.agreement import parse_announcement
 from shufflerl.network.protocol.wire import Action, ProblemError, Reason, Report, State, Transport, Verdict
 from shufflerl.network.shuffler import summing
-from shufflerl.network.shuffler.shuffler import Limits
 from shufflerl.network.stores.store import BatchId, SQLiteStore
 from tests.support.network_world import QUERY, World, crash_at, new_identity, pretend_to_seal
 
@@ -119,13 +118,6 @@ def test_seeds_that_cannot_be_opened_are_excluded_before_summing() -> None:
     world.exclude(*places)
     assert world.shuffler.advance()
     assert world.counts(seeds) == expected
-
-
-def test_whoever_is_excluded_enough_are_left_to_be_mixed() -> None:
-    limits = Limits(min_batch_size=4)
-    summing_world(users=6, excludable=2, limits=limits)
-    with pytest.raises(ProblemError, match=r"asks 6 users, of whom 3 may be excluded; this shuffler mixes at least 4"):
-        summing_world(users=6, excludable=3, limits=limits)
 
 
 def test_more_than_was_announced_are_never_summed() -> None:
