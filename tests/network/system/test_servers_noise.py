@@ -203,6 +203,43 @@ def test_every_counter_has_dummies_into_however_small_slices_it_falls(
     assert drawn.min() > 0
 
 
+@pytest.mark.slow(2)
+@pytest.mark.parametrize("users", [1, 1_000, 10**6])
+@pytest.mark.parametrize("law", [TruncatedLaplace(1.5, 8), PoissonNoise(4.0)])
+def test_dummies_are_as_many_whatever_the_crowd(law: TruncatedLaplace | PoissonNoise, users: int) -> None:
+    """Sealed and summed. Of 450 sums of eight counters and more neither mean nor variance is six deviations off."""
+    said = World(users=users, servers=NoiseSum((law, DiscreteLaplace(1.5)))).announcement()
+    payload, drawn = wire.encode(said), []
+    source = parse_announcement(payload).source
+    for _ in range(150):
+        summed = dummies.drawn_dummies(source)
+        for group, counters in enumerate(source.groups):
+            sealed = len(dummies.sealed(payload, group)) // wire.SEALED_TAG_BYTES
+            scale = np.sqrt(len(counters)) * law.sd
+            drawn.append([(total - len(counters) * law.mean) / scale for total in (sealed, summed[counters].sum())])
+    assert np.abs(np.mean(drawn, axis=0)).max() < 6 / np.sqrt(450)
+    assert np.abs(np.var(drawn, axis=0) - 1).max() < 6 * np.sqrt(2.5 / 450)
+
+
+@pytest.mark.slow(2)
+@pytest.mark.parametrize("users", [10, 1_000, 10**6])
+def test_the_coordinators_noise_is_as_large_whatever_the_crowd(users: int, tmp_path: Path) -> None:
+    """Sixty draws for all counters; a variance that is two thirds or four thirds of what is stated is refused."""
+    coordinator = Coordinator(
+        tmp_path, dataclasses.replace(RUN, problem=MDP.problem(4 * users), learner_parameters={"first": users})
+    )
+    drawn = []
+    for _ in range(60):
+        number, agreed, _ = coordinator._asked()
+        assert agreed.batch.users >= users
+        drawn.append(coordinator._own_noise(number, agreed))
+        coordinator.reopen()
+    own = agreed.source.own
+    assert own is not None
+    assert np.var(drawn) == pytest.approx(own.variance, rel=1 / 3)
+    coordinator.close()
+
+
 def test_how_many_dummies_were_drawn_is_not_shown() -> None:
     """The coordinator would know that much of its own protection."""
     there = world()
