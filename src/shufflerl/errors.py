@@ -32,7 +32,7 @@ class StorageError(ShuffleRLError):
 
 
 class LostWorkersError(ShuffleRLError):
-    """Processes or machines that died while they computed, more than once; what they had handed in is kept."""
+    """Processes or machines that died while they computed; what they had handed in is kept."""
 
 
 class BudgetExceededError(ShuffleRLError):

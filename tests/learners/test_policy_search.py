@@ -158,6 +158,28 @@ def test_users_are_kept_for_the_check_and_what_it_chose() -> None:
     assert 0 < phases["commit"] < phases["check"] / 4
 
 
+def test_an_early_check_asks_many_users_even_where_no_noise_does() -> None:
+    """Returns differ by themselves, and what is chosen by a handful of users is chosen by chance."""
+    learner = PolicySearch(ControlTask("CartPole-v1").problem(20_000), 0)
+    learner._set_noise(0.0)
+    learner.progress.value = 500.0
+    learner._end(15_000)
+    assert learner.progress.phase == "check"
+    assert 50 * len(learner.candidates) <= learner.progress.users <= 1_000
+
+
+def test_one_of_two_averaged_policies_goes_back_further() -> None:
+    game = _Cliff("CartPole-v1")
+    learner, population = PolicySearch(game.problem(30_000), 0), ReturnPopulation(game, 0)
+    serving = privatizers.make("shuffle", learner, epsilon=4.0, delta=1e-6, seed=0)
+    while learner.search.updates < 8:
+        batch = learner.next_batch()
+        assert batch is not None
+        learner.observe(serving.release(population.play(batch)))
+    nearer, further = np.linalg.norm(learner.search.mean - learner.averages, axis=1)
+    assert 0 < nearer < 0.8 * further
+
+
 def test_it_is_saved_and_restored_exactly_through_checks_and_searches_anew() -> None:
     game = _Cliff("CartPole-v1")
     learner, population = PolicySearch(game.problem(30_000), 0), ReturnPopulation(game, 0)

@@ -548,6 +548,17 @@ def test_a_certificate_covers_queries_for_fewer_policies(kind: type[Mechanism[An
             assert privacy_loss(charge.noise, charge.changed).epsilon(BUDGET.delta) <= stated
 
 
+@pytest.mark.parametrize("participations", [1, 3])
+def test_noise_may_fail_in_every_participation(participations: int) -> None:
+    """Each takes (1 + e^epsilon) times its probability of delta; for what is drawn there is what they leave."""
+    query, failure = ReturnQuery(16, (0.0, 1.0)), 5e-8
+    mechanism = ShuffledPoisson(BUDGET, participations, failure=failure)
+    left = BUDGET.delta - (1 + math.exp(BUDGET.epsilon)) * participations * failure
+    assert privacy_loss(mechanism.noise(query), query.changed_counters, participations).delta(BUDGET.epsilon) <= left
+    assert mechanism.charge(query).failure == pytest.approx(participations * failure)
+    assert mechanism.charge(query).delta(BUDGET.epsilon) <= BUDGET.delta
+
+
 def test_of_both_servers_noise_the_weaker_is_charged() -> None:
     """The cut of the dummies costs a part of delta that the coordinator's noise, uncut, does not."""
     query = ReturnQuery(16, (0.0, 1.0))

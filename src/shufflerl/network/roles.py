@@ -176,7 +176,7 @@ def _conclude(fleet: Fleet) -> None:
         raise ShuffleRLError(" ".join(troubles))
     if fleet.over:
         contact.log.warning(
-            "The run is over: %s tokens were not needed; their users played and spent nothing.", f"{fleet.unused:,}"
+            "The run is over: %s tokens were not needed; their users neither played nor spent.", f"{fleet.unused:,}"
         )
 
 

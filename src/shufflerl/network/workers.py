@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 
@@ -17,10 +16,10 @@ def pool(workers: int, niceness: int = 0) -> ProcessPoolExecutor:
 def _begin(niceness: int) -> None:
     """A pool's workers wait for work for ever if their parent is killed; these look after it.
 
-    Ctrl-C reaches every process of a terminal, and is their parent's to answer.
+    Ctrl-C, and whoever ends a whole group of processes, is their parent's to answer: they form groups of their own.
     """
     os.nice(niceness)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setsid()
 
     def watch() -> None:
         parent = multiprocessing.parent_process()

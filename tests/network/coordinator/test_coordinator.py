@@ -333,6 +333,19 @@ def test_a_run_in_a_folder_without_its_identity_is_not_given_another(tmp_path: P
     Coordinator(tmp_path, RUN).close()
 
 
+def test_a_run_without_its_ledger_is_not_given_another(tmp_path: Path) -> None:
+    """A new one would say that nothing was spent. Where nothing was learned, nothing was."""
+    Coordinator(tmp_path, RUN).close()
+    (tmp_path / "ledger.db").unlink()
+    coordinator = Coordinator(tmp_path, RUN)
+    coordinator.absorb(answer(coordinator)[0])
+    coordinator.close()
+    (tmp_path / "ledger.db").rename(tmp_path / "aside")
+    with pytest.raises(StorageError, match=r"has batches that were learned from but no ledger\.db"):
+        Coordinator(tmp_path, RUN)
+    assert not (tmp_path / "ledger.db").exists()
+
+
 def test_what_went_wrong_is_told_as_what_it_is(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path, RUN)
     full = sqlite3.OperationalError("database or disk is full")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from shufflerl import learners
 from shufflerl.arrays import IntArray
 from shufflerl.counts import CountQuery, Release
-from shufflerl.errors import ContractError, InvalidInputError
+from shufflerl.errors import ContractError, InvalidInputError, LostWorkersError
 from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.coordinator import Coordinator, SpoiltSumError
 from shufflerl.network.coordinator.opening import Opener
@@ -371,6 +372,17 @@ def test_one_users_vector_handed_over_again_and_again_is_not_summed(tmp_path: Pa
         system.coordinator.absorb([np.asarray(users * vector, dtype=vector.dtype).tobytes()])
     assert system.coordinator.learner.save() == before
     assert system.pending[:2] == (0, attempt + 1)
+
+
+@pytest.mark.slow(2)
+def test_a_worker_that_is_killed_is_told_and_replaced() -> None:
+    key, opener = crypto.new_box_key(), Opener(2)
+    sealed = [crypto.seal(key.public_key(), b"info", bytes([number]) * 32) for number in range(2)]
+    opener._all(math.sqrt, [(1.0,), (4.0,)])
+    with pytest.raises(LostWorkersError, match="A process that opens messages has died"):
+        opener._all(os._exit, [(9,), (9,)])
+    assert opener.seeds(key.private_bytes_raw(), b"info", sealed) == [b"\0" * 32, b"\1" * 32]
+    opener.close()
 
 
 def test_workers_unmask_as_one_process_does() -> None:

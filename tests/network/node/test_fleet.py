@@ -21,7 +21,7 @@ import httpx2
 import msgspec
 import pytest
 
-from shufflerl.errors import StateMismatchError
+from shufflerl.errors import LostWorkersError, StateMismatchError, StorageError
 from shufflerl.network import roles
 from shufflerl.network.node import fleet as module
 from shufflerl.network.node.composing import compose
@@ -85,6 +85,16 @@ def test_workers_play_the_environment_and_do_not_only_report(env: Any, caplog: p
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.slow
+def test_a_fleet_whose_ledger_is_gone_does_not_begin_another(place: Place) -> None:
+    tokens = [place.world.mint() for _ in range(2)]
+    with fleet(place, tokens) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 20))
+    (place.folder / "nodes" / "ledger.db").unlink()
+    with pytest.raises(StorageError, match=r"has an outbox but no ledger\.db"), fleet(place, tokens):
+        pass
+
+
 def test_a_batch_that_wants_one_more_gets_it(place: Place) -> None:
     node = place.node("first")
     node.participate()
@@ -210,6 +220,22 @@ def test_a_fleet_sends_nothing_where_its_terms_are_not_met(
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("worse", [{"noise_mean": 1.0}, {"users": 1}], ids=str)
+def test_a_fleet_that_has_played_looks_at_the_terms_again(place: Place, worse: dict[str, Any]) -> None:
+    """A first batch that is as agreed says nothing of those that follow."""
+    with fleet(place, [place.world.mint()]) as nodes:
+        asyncio.run(asyncio.wait_for(nodes.run(), 30))
+        assert len(nodes.ledger.releases) == 1
+    place.abort()
+    place.announce(0, 1, **worse)
+    with fleet(place, [place.world.mint()]) as nodes:
+        with pytest.raises(UnacceptableError):
+            asyncio.run(asyncio.wait_for(nodes.run(), 30))
+        assert len(nodes.ledger.releases) == 1
+    assert place.accepted == 1
+
+
+@pytest.mark.usefixtures("here")
 def test_a_fleet_is_charged_before_anybody_plays(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,6 +258,20 @@ def test_a_fleet_is_charged_before_anybody_plays(
         asyncio.run(asyncio.wait_for(nodes.run(), 30))
     assert place.accepted == 0
     assert "2 tokens were charged by a process that was killed" in caplog.text
+
+
+def die(*_: object) -> bytes:
+    os._exit(9)
+
+
+@pytest.mark.slow(3)
+def test_a_fleet_whose_worker_is_killed_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "compose", die)
+    with fleet(place, [place.world.mint()]) as nodes:
+        with pytest.raises(ExceptionGroup) as raised:
+            asyncio.run(asyncio.wait_for(nodes.run(), 60))
+        assert raised.group_contains(LostWorkersError, match="A worker has died")
+        assert nodes.lost == 1
 
 
 MANY = 40
@@ -355,7 +395,7 @@ def test_a_fleet_ends_with_the_run(place: Place, call: Call, caplog: pytest.LogC
         assert (nodes.verdicts, nodes.unused) == ({}, 3)
     code, said = run_nodes(place, call, tokens)
     assert (code, said["verdicts"], said["unused_tokens"]) == (0, {}, 3)
-    assert caplog.messages == ["The run is over: 3 tokens were not needed; their users played and spent nothing."]
+    assert caplog.messages == ["The run is over: 3 tokens were not needed; their users neither played nor spent."]
     with fleet(place, []) as left:
         assert len(left.ledger.releases) == 2
 
@@ -402,6 +442,12 @@ def test_nodes_say_that_they_wait_and_end_in_order_when_told_to(tmp_path: Path) 
 def test_workers_can_be_nicer_than_their_role() -> None:
     with pool(1, niceness=3) as workers:
         assert workers.submit(os.nice, 0).result() == min(19, os.nice(0) + 3)
+
+
+def test_who_ends_a_group_of_processes_leaves_workers_to_their_role() -> None:
+    """Ctrl-C in a terminal, or `timeout`: a worker that died of it would take the reports of charged nodes with it."""
+    with pool(1) as workers:
+        assert workers.submit(os.getpgrp).result() != os.getpgrp()
 
 
 def test_workers_end_with_their_role_even_if_it_is_killed(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shufflerl.counts import Batch
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
-from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
+from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError, StorageError
 from shufflerl.mdp import Mixture
 from shufflerl.network.node import node as module
 from shufflerl.network.node.node import Backoff, Node, Receipt, TimeLimitError, take_part
@@ -179,6 +179,18 @@ def test_the_ledger_refuses_a_second_participation_even_without_an_outbox(place:
         node.participate()
     node.close()
     assert place.accepted == 1
+
+
+def test_a_node_whose_ledger_is_gone_does_not_begin_another(place: Place) -> None:
+    """It would have forgotten what it spent, in this run or others."""
+    node = place.node("a")
+    node.participate()
+    node.close()
+    for path in (place.folder / "a").glob("ledger.db*"):
+        path.unlink()
+    with pytest.raises(StorageError, match=r"has an outbox but no ledger\.db, which says what its users have spent"):
+        place.node("a")
+    assert not (place.folder / "a" / "ledger.db").exists()
 
 
 def test_another_run_composes_against_the_same_budget(place: Place) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -67,6 +68,15 @@ def test_a_word_is_as_wide_as_the_sum_needs() -> None:
         costs.word_bytes(Users(QUERY, 2**31 - noise, PoissonNoise(100.0)))
 
 
+def test_a_mask_is_what_the_page_says() -> None:
+    """The key stream block by block: nodes and coordinators of all versions must find the same."""
+    seed, block = bytes(range(32)), Cipher(algorithms.AES(bytes(range(16))), modes.ECB()).encryptor()
+    first = int.from_bytes(seed[16:])
+    stream = b"".join(block.update((first + number).to_bytes(16)) for number in range(3))
+    assert masking.mask(seed, 24, 2).tolist() == np.frombuffer(stream, dtype="<u2").tolist()
+    assert masking.mask(seed, 12, 4).tolist() == np.frombuffer(stream, dtype="<u4").tolist()
+
+
 def test_what_makes_no_sense_as_sums_is_refused() -> None:
     world = World(transport=Transport.sums)
     for changes in ({"users": 2**31}, {"excludable": 3}, {"transport": Transport.tags, "excludable": 1}):
@@ -97,6 +107,17 @@ def test_a_node_does_not_rely_on_noise_that_may_be_excluded() -> None:
         world.excludable = excludable
         with pytest.raises(UnacceptableError, match="none need be left"):
             terms(honest_fraction=0.9).check(agreement_of(world, noise_mean=1e6))
+
+
+def test_a_node_that_refuses_names_noise_that_is_enough_whoever_is_excluded() -> None:
+    """Rounded to the six digits that it says."""
+    world = World(users=1000, transport=Transport.sums, excludable=300)
+    with pytest.raises(UnacceptableError, match="must announce at least Poisson noise of mean") as refused:
+        terms().check(agreement_of(world, noise_mean=NEEDED))
+    enough = float(str(refused.value).removesuffix(".").rpartition(" ")[2])
+    terms().check(agreement_of(world, noise_mean=enough * (1 + 1e-5)))
+    with pytest.raises(UnacceptableError):
+        terms().check(agreement_of(world, noise_mean=enough * (1 - 1e-4)))
 
 
 def test_who_may_be_excluded_does_not_count() -> None:

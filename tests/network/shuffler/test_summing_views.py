@@ -56,6 +56,27 @@ def test_the_order_of_seeds_says_nothing_of_who_sent_them(monkeypatch: pytest.Mo
     assert stats.chi2.sf(statistic, (users - 1) ** 2) > 1e-7
 
 
+def test_the_order_of_seeds_is_not_told_by_the_ids_of_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who knows all ids of a run, as whoever enrols does, cannot say in which order they were handed over.
+
+    Two orders of the same twelve are equal with probability 2e-9.
+    """
+    pretend_to_seal(monkeypatch)
+    world, orders = summing_world(users=12), []
+    tokens = [world.mint() for _ in range(12)]
+    for _ in range(2):
+        world.store = SQLiteStore(None)
+        world.restart()
+        world.announce()
+        reports = [world.report(token) for token in tokens]
+        world.upload(*reports)
+        assert world.shuffler.advance()
+        seeds, sealed = world.seeds(), {sealed_seed(report): report.report_id for report in reports}
+        orders.append([sealed[seed] for seed in seeds])
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+
+
 def test_the_coordinator_sees_the_sum_only() -> None:
     """Who of two crowds with the same counts did what is in nothing it is given, with all its keys; level 1e-7.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -126,6 +127,35 @@ def test_a_release_has_every_group_by_itself_with_its_dummies() -> None:
         assert (counts - 4 * np.isin(np.arange(QUERY.size), true) <= 6).all()
 
 
+@pytest.mark.slow(3)
+@pytest.mark.parametrize("large", [False, True])
+def test_the_order_of_a_group_says_nothing_of_who_sent_what(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four users each one's tag of each group lands on each place equally often, and on whichever place its tags of
+    other groups are; level 1e-7 in all. Next to no dummies; a large batch goes by slices and buckets.
+    """
+    if large:
+        monkeypatch.setattr(mixing, "SLICE_BYTES", 1)
+        monkeypatch.setattr(mixing, "BUCKET_TAGS", 2)
+    runs, users, few = 250, 4, PoissonNoise(1e-9)
+    there = world(users, NoiseSum((few, few)))
+    groups = agreement_of(there).source.groups
+    places = np.zeros((runs, len(groups), users), dtype=np.int64)
+    for number in range(runs):
+        if number:
+            there.announce(number)
+        checked = there.checked()
+        sent = [[group.start + user for group in groups] for user in range(users)]
+        there.upload(*(seal_report(checked, tags, there.mint()) for tags in sent), number=number)
+        assert there.shuffler.advance()
+        found = np.reshape(there.tags(there.collect(number), number), (len(groups), users))
+        places[number] = np.argsort(found, axis=1)
+        there.scrub(number)
+    met = [np.bincount(places[:, group, user], minlength=users) for group in range(3) for user in range(users)]
+    for one, other in itertools.combinations(range(3), 2):
+        met += [np.bincount(users * places[:, one, user] + places[:, other, user], minlength=16) for user in range(4)]
+    assert min(stats.chisquare(counts).pvalue for counts in met) > 1e-7 / len(met)
+
+
 # Dummies.
 
 
@@ -161,6 +191,62 @@ def test_dummies_have_the_announced_law_on_every_counter(law: TruncatedLaplace |
     assert stats.chi2.sf(statistic, len(cells)) > 5e-8
     scores = (drawn.mean(axis=0) - law.mean) / (law.sd / np.sqrt(runs))
     assert stats.chi2.sf((scores**2).sum(), QUERY.size) > 5e-8
+
+
+@pytest.mark.parametrize("counters", [1, 2, 3, 5])
+def test_every_counter_has_dummies_into_however_small_slices_it_falls(
+    counters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a slice that is not full: one has none with probability 4e-18."""
+    monkeypatch.setattr(dummies, "SLICE", 40 * counters)
+    (drawn,) = released_dummies(NoiseSum((PoissonNoise(40.0), PoissonNoise(40.0))), 1)
+    assert drawn.min() > 0
+
+
+@pytest.mark.slow(2)
+@pytest.mark.parametrize("users", [1, 1_000, 10**6])
+@pytest.mark.parametrize("law", [TruncatedLaplace(1.5, 8), PoissonNoise(4.0)])
+def test_dummies_are_as_many_whatever_the_crowd(law: TruncatedLaplace | PoissonNoise, users: int) -> None:
+    """Sealed and summed. Of 450 sums of eight counters and more neither mean nor variance is six deviations off."""
+    said = World(users=users, servers=NoiseSum((law, DiscreteLaplace(1.5)))).announcement()
+    payload, drawn = wire.encode(said), []
+    source = parse_announcement(payload).source
+    for _ in range(150):
+        summed = dummies.drawn_dummies(source)
+        for group, counters in enumerate(source.groups):
+            sealed = len(dummies.sealed(payload, group)) // wire.SEALED_TAG_BYTES
+            scale = np.sqrt(len(counters)) * law.sd
+            drawn.append([(total - len(counters) * law.mean) / scale for total in (sealed, summed[counters].sum())])
+    assert np.abs(np.mean(drawn, axis=0)).max() < 6 / np.sqrt(450)
+    assert np.abs(np.var(drawn, axis=0) - 1).max() < 6 * np.sqrt(2.5 / 450)
+
+
+@pytest.mark.slow(2)
+@pytest.mark.parametrize("users", [10, 1_000, 10**6])
+def test_the_coordinators_noise_is_as_large_whatever_the_crowd(users: int, tmp_path: Path) -> None:
+    """Sixty draws for all counters; a variance that is two thirds or four thirds of what is stated is refused."""
+    coordinator = Coordinator(
+        tmp_path, dataclasses.replace(RUN, problem=MDP.problem(4 * users), learner_parameters={"first": users})
+    )
+    drawn = []
+    for _ in range(60):
+        number, agreed, _ = coordinator._asked()
+        assert agreed.batch.users >= users
+        drawn.append(coordinator._own_noise(number, agreed))
+        coordinator.reopen()
+    own = agreed.source.own
+    assert own is not None
+    assert np.var(drawn) == pytest.approx(own.variance, rel=1 / 3)
+    coordinator.close()
+
+
+def test_how_many_dummies_were_drawn_is_not_shown() -> None:
+    """The coordinator would know that much of its own protection."""
+    there = world()
+    shown, expected = [there.shuffler.expected_dummies()], agreement_of(there).source.expected_dummies
+    there.shuffler.seal_dummies()
+    shown.append(there.shuffler.expected_dummies())
+    assert shown == [expected, expected]
 
 
 def test_dummies_are_drawn_once_whoever_dies_when(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,11 @@ class Coordinator:
         self.store = RunStore(folder / "coordinator.db")
         try:
             self.task = self._begin(folder)
+            if self.store.tally()[0] and not (folder / "ledger.db").exists():
+                raise StorageError(
+                    f"{folder} has batches that were learned from but no ledger.db, which says what they cost. Restore "
+                    "that of the stopped run from a backup, or begin another run in another folder."
+                )
         except BaseException:
             self.store.close()
             raise

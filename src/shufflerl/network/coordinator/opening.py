@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shufflerl.errors import LostWorkersError
 from shufflerl.network import workers
 from shufflerl.network.protocol import crypto, masking, wire
 
@@ -108,8 +109,12 @@ class Opener:
             return [function(*call) for call in calls]
         if self._pool is None:
             self._pool = workers.pool(self.workers)
-        jobs = [self._pool.submit(function, *call) for call in calls]
-        return [job.result() for job in jobs]
+        try:
+            jobs = [self._pool.submit(function, *call) for call in calls]
+            return [job.result() for job in jobs]
+        except BrokenExecutor:
+            self._pool = None  # who tries again gets another
+            raise LostWorkersError("A process that opens messages has died; was there too little memory?") from None
 
     def close(self) -> None:
         """End the workers."""

@@ -11,11 +11,13 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 
+from shufflerl.errors import LostWorkersError
 from shufflerl.network.node.composing import check, checked_batch, compose
 from shufflerl.network.node.node import Backoff, settled
 from shufflerl.network.node.outbox import Outbox, Parcel
@@ -32,6 +34,8 @@ from shufflerl.privacy.ledger import Charge, Ledger
 GROUP = 8
 #: Called with the number of reports that have a verdict.
 Progress = Callable[[int], None]
+
+Result = TypeVar("Result")
 
 
 class Fleet:
@@ -59,6 +63,7 @@ class Fleet:
         # A node is its token, wherever that stands in the list: another order must not give it a second turn.
         self._tokens = {crypto.report_id(invitation.task, token).hex(): token for token in tokens}
         self._outbox = Outbox(folder / "outbox.db")
+        self._outbox.check_ledger(folder / "ledger.db")
         # Of one run: what nodes have spent in others is not added up here, so another run is refused.
         self.ledger = Ledger(f"fleet in run {invitation.task.hex()}", terms.budget, folder / "ledger.db")
         self._pool = pool(workers)
@@ -165,8 +170,7 @@ class Fleet:
     ) -> None:
         """Let these nodes take part in a batch: terms, ledger, episode, outbox, delivery."""
         agreement = checked_batch(batch, self._invitation).agreement
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._pool, check, self._env, self._parameters, batch, self._invitation)
+        await self._at_work(check, self._env, self._parameters, batch, self._invitation)
         await asyncio.to_thread(self._terms.check, agreement)
         announcement = agreement.announcement
         charged = self._charged(nodes, self._terms.charge(agreement))
@@ -177,8 +181,8 @@ class Fleet:
                 async with playing:
                     if (node := next(charged, None)) is None:
                         return
-                    report = await loop.run_in_executor(
-                        self._pool, compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
+                    report = await self._at_work(
+                        compose, self._env, self._parameters, batch, self._invitation, self._tokens[node]
                     )
                     parcel = Parcel(node, announcement.task, announcement.batch, announcement.attempt, report)
                     await self._kept.submit(parcel)
@@ -186,6 +190,16 @@ class Fleet:
                 await self._deliver(client, parcel, progress)
 
         await self._all(take_turns() for _ in range(self._at_once))
+
+    async def _at_work(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Let a worker do it."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        except BrokenExecutor:
+            raise LostWorkersError(
+                "A worker has died; was there too little memory? Those it played for were charged and have had their "
+                "turn. Use fewer workers and start the nodes again: the others go on."
+            ) from None
 
     def _charged(self, nodes: list[str], cost: Charge) -> Iterator[str]:
         """These nodes, each to play at once: charged in growing groups, when the first of a group is asked for."""

@@ -112,6 +112,7 @@ class Node:
         self._token = from_hex("The token", token, wire.TOKEN_BYTES, "shufflerl tokens")
         self._name = name
         self._outbox = Outbox(Path(folder) / "outbox.db")
+        self._outbox.check_ledger(Path(folder) / "ledger.db")
         self.ledger = Ledger("node", terms.budget, Path(folder) / "ledger.db")
         self._client = httpx2.Client(base_url=invitation.shuffler, timeout=contact.TIMEOUT, trust_env=False)
         self._contact = contact.Contact(invitation.task, invitation.shuffler)
@@ -141,8 +142,8 @@ class Node:
                 status = contact.status(self._client.get(f"/v1/tasks/{task}/status"))
                 if status.state == State.finished:
                     raise RunOverError(
-                        f"The run is over: batch {status.batch} was its last, and this node was in none. It played and "
-                        "spent nothing."
+                        f"The run is over: batch {status.batch} was its last, and this node was in none. It has "
+                        "neither played nor spent anything."
                     )
                 trouble = f"batch {status.batch} is {status.state}"
                 if status.state == State.open and status.accepted < status.users:
@@ -214,4 +215,4 @@ class TimeLimitError(ShuffleRLError):
 
 
 class RunOverError(ShuffleRLError):
-    """The run ended without this node: it has played and spent nothing, and there is nothing to wait for."""
+    """The run ended without this node: it has neither played nor spent anything, and there is nothing to wait for."""

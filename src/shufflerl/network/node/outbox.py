@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shufflerl.errors import StorageError
 from shufflerl.network.stores import database
 
 _TABLES = [
@@ -58,6 +59,14 @@ class Outbox:
     def of_run(self, task: bytes) -> list[Parcel]:
         """All parcels of a run."""
         return [Parcel(*row) for row in self._db.execute("SELECT * FROM outbox WHERE task = ?", (task,))]
+
+    def check_ledger(self, path: Path) -> None:
+        """Refuse to begin another ledger beside parcels, whose nodes were charged: it would forget what they spent."""
+        if not path.exists() and self._db.execute("SELECT 1 FROM outbox").fetchone() is not None:
+            raise StorageError(
+                f"{path.parent} has an outbox but no {path.name}, which says what its users have spent. Let others "
+                "take part, in another folder."
+            )
 
     def close(self) -> None:
         """Let go of the file."""
