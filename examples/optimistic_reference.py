@@ -100,9 +100,8 @@ def posterior(raw: Array, a: Array, b: Array, apart: float) -> tuple[Array, Arra
     # How much do the steps differ? By t p(1-p), t = 1 / (1 + c): cells are normal around a mean that is integrated out.
     w = 1 / (a + b / C.typical + apart)  # for rewards as if they had nothing in common, else by visits alone
     mean = (w * raw).sum(0) / w.sum(0)
-    chance = np.clip(mean, 0, 1) * (1 - np.clip(mean, 0, 1))
-    v = a * np.maximum(chance, C.min_chance) + b + C.min_variance
-    v = v + (np.maximum(chance, C.min_difference) / (1 + c))[:, None]  # [g, h, x, a, cell]
+    chance = np.maximum(C.min_chance, np.clip(mean, 0, 1) * (1 - np.clip(mean, 0, 1)))
+    v = a * chance + b + C.min_variance + (chance / (1 + c))[:, None]  # [g, h, x, a, cell]
     zeroth, first, second = (((raw - mean) ** k / v).sum(1) for k in range(3))
     logs = -0.5 * (np.log(v).sum(1) + np.log(zeroth) + second - first**2 / zeroth)
     t = (learn_law(logs.sum(-1, keepdims=True) * (width - 1) / width) / (1 + c)).sum(0)

@@ -157,6 +157,13 @@ def test_batches_grow_from_what_can_be_heard_through_the_noise(noise: float) -> 
     np.testing.assert_allclose(np.diff(growth), np.diff(growth).mean(), atol=5e-3)
 
 
+@pytest.mark.parametrize(("batches", "power"), [(3, 2.2), (5, 2.0), (8, 1.7), (10, 1.5), (40, 1.5), (80, 1.5)])
+def test_the_fewer_batches_the_later_they_grow(batches: int, power: float) -> None:
+    sizes = np.log(schedule(10**15, 1000.0, batches))
+    places = np.arange(batches) / (batches - 1)
+    np.testing.assert_allclose((sizes - sizes[0]) / (sizes[-1] - sizes[0]), places**power, atol=1e-4)
+
+
 @settings(max_examples=100, deadline=None)
 @given(episodes=st.integers(10**4, 10**9), noise=st.floats(0, 50), batches=st.integers(3, 39))
 def test_the_fewer_batches_the_larger_is_the_first(episodes: int, noise: float, batches: int) -> None:

@@ -65,8 +65,9 @@ def _brute_force(estimates: FloatArray, errors: FloatArray, noises: FloatArray) 
     for i, (estimate, error, noise) in enumerate(zip(estimates.T, errors.T, noises.T, strict=True)):
         weights = 1 / (error + noise / C.typical + 1)
         p = np.clip(np.average(estimate, weights=weights), 0, 1)
+        chance = max(p * (1 - p), C.min_chance)
         for g in range(len(t)):
-            sd = np.sqrt(error * max(p * (1 - p), 0.02) + noise + t[g] * max(p * (1 - p), 0.005) + 1e-6)
+            sd = np.sqrt(error * chance + noise + t[g] * chance + C.min_variance)
             likelihoods[i, g] = integrate.quad(
                 lambda mu, e=estimate, s=sd: stats.norm.pdf(e, mu, s).prod(),
                 p - 3,
@@ -129,6 +130,22 @@ def test_small_rewards_are_told_by_other_steps_exactly_if_all_are_alike() -> Non
     rewards = family.probabilities.reshape(*shape, 2)[..., 1]
     np.testing.assert_allclose(rewards[-1], [[0.0, 0.005]] * 20, atol=0.001)
     assert np.sqrt(family.noise_error[-1]).max() < 0.0015
+
+
+def test_small_rewards_that_differ_are_told_by_their_own_step() -> None:
+    """A permuted river's 0.005 is paid by either action, which differs from step to step: by 0.0025 of p(1-p).
+
+    With p(1-p) taken for 0.02 all steps seemed alike, and others told that an action never paid at this one was paid.
+    """
+    rng = np.random.default_rng(1)
+    truth = np.where(rng.random((10, 1, 12)) < 0.5, 0.005, 0.0)
+    visits = np.exp(rng.uniform(np.log(30), np.log(3000), truth.shape)).astype(int)
+    visits[-1] = 20_000
+    family = _fit(_pairs(rng.binomial(visits, truth) / visits), 1 / visits, np.zeros(truth.shape))
+    rewards = family.probabilities.reshape(*truth.shape, 2)[-1, ..., 1]
+    assert family.between.mean() == pytest.approx(0.0025, rel=0.4)
+    assert rewards[truth[-1] == 0].max() < 0.0002
+    assert rewards[truth[-1] > 0].min() > 0.003
 
 
 # Laws that are learned.

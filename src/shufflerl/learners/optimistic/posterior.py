@@ -171,7 +171,7 @@ def _compare_steps(family: Family, q: int, s: Scratch, likelihoods: FloatArray) 
             o = cells.pair_starts[q] + j
             p = min(1.0, max(0.0, s.mean[j]))
             chance = max(p * (1.0 - p), C.min_chance)
-            difference = max(p * (1.0 - p), C.min_difference) / (1.0 + C.concentrations[g])
+            difference = chance / (1.0 + C.concentrations[g])
             zeroth = first = second = logs = 0.0
             product = 1.0  # one logarithm for many factors, each well within 1e-100 to 1e100
             for k in range(cells.member_starts[o], cells.member_starts[o + 1]):
