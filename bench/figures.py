@@ -59,7 +59,11 @@ ROWS = {
         "two servers that do not collude, enrolment, honest users",
     ),
     "UCBVI-JDP": ("UCBVI-JDP, trusted server", "", ""),
-    "UCBVI-JDP, planning rarely": ("the same, planning rarely", "UCBVI, one trusted server", "one server sees all"),
+    "UCBVI-JDP, planning rarely": (
+        "the same, planning rarely",
+        "UCBVI-JDP planning rarely, one trusted server",
+        "one server sees all",
+    ),
     "UCBVI-LDP": ("UCBVI-LDP, no trust", "UCBVI, local model", "nobody"),
 }
 

@@ -114,7 +114,7 @@ def setting(**changes: Any) -> Setting:
     return Setting(**(fields | {"delta": 1e-5} | changes))
 
 
-def test_liars_shout_where_users_add_the_noise_and_nowhere_else() -> None:
+def test_liars_flood_where_users_add_the_noise_and_nowhere_else() -> None:
     liars = {"attack": "rewards of one action", "share": 0.1}
     users, servers = (
         prepare(setting(liars=liars, privatizer_parameters={"noise": source}), 0) for source in ("users", "servers")
@@ -139,7 +139,7 @@ def test_a_run_with_liars_is_a_run() -> None:
 
 
 def test_unknown_attacks_and_simulators_without_a_table_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="attack is 'shout'"):
-        prepare(setting(liars={"attack": "shout", "share": 0.1}), 0)
+    with pytest.raises(InvalidInputError, match="attack is 'flood'"):
+        prepare(setting(liars={"attack": "flood", "share": 0.1}), 0)
     with pytest.raises(InvalidInputError, match="share of liars"):
         prepare(setting(liars={"attack": "hidden way", "share": 1.5}), 0)

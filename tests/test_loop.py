@@ -114,7 +114,14 @@ def test_what_was_deployed_is_counted_as_mixtures_and_as_policies() -> None:
         Mixture([left, other], [1.0, 0.0]),
     )
     nothing = np.zeros(5)
-    history = History(np.ones(5, np.int64), nothing, nothing, np.arange(5), deployed, switches=4)
+    history = History(
+        users=np.ones(5, np.int64),
+        reward=nothing,
+        regret=nothing,
+        deployed=np.arange(5),
+        deployments=deployed,
+        switches=4,
+    )
     assert (history.distinct, history.policies) == (4, 2)
 
 

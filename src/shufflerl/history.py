@@ -162,4 +162,11 @@ class Recorder:
         """The history so far."""
         nothing = (np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0, np.int64))
         users, reward, regret, deployed = (np.concatenate(c) for c in zip(nothing, *self._rows, strict=True))
-        return History(users, reward, regret, deployed, tuple(self._deployments), self._switches)
+        return History(
+            users=users,
+            reward=reward,
+            regret=regret,
+            deployed=deployed,
+            deployments=tuple(self._deployments),
+            switches=self._switches,
+        )

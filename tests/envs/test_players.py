@@ -111,6 +111,15 @@ def test_what_cannot_be_played_is_refused_in_one_sentence() -> None:
         player.interface.check_fits(Network(3, 2))
 
 
+def test_a_given_range_of_returns_is_the_players() -> None:
+    """And a task of known dynamics is then played in Gymnasium."""
+    player = envs.make("gymnasium", id="CartPole", return_low=1, return_high=500)
+    assert isinstance(player, GymPlayer)
+    assert (player.problem(10).low, player.problem(10).high) == (1.0, 500.0)
+    with pytest.raises(InvalidInputError, match="from 1 to None; expected both ends"):
+        envs.make("gymnasium", id="CartPole", return_low=1)
+
+
 def test_sensing_pays_what_its_channels_allow() -> None:
     """A fixed channel earns its share, and the exact filter more; within five deviations of 20,000 users."""
     game = envs.make("spectrum-sensing", n_channels=8)

@@ -11,7 +11,7 @@ from examples.optimistic_reference import Reference
 from shufflerl import privatizers
 from shufflerl.learners.optimistic import Optimistic
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
-from shufflerl.learners.optimistic.learner import _merged, smallest_try
+from shufflerl.learners.optimistic.learner import smallest_try
 from shufflerl.mdp import MDP
 from shufflerl.population import CountPopulation
 from tests.support.examples import random_mdp
@@ -40,14 +40,17 @@ def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None, batches: int |
         batch = learner.next_batch()
         if batch is None:
             break
-        drawn = lots.random((C.policies + (round((40 / batches - 1) * C.probes) if batches else 0), *mdp.rewards.shape))
+        drawn = lots.random(
+            (C.policies + (round((C.batches / batches - 1) * C.probes) if batches else 0), *mdp.rewards.shape)
+        )
         smallest = smallest_try(math.sqrt(learner.noise_variance))
         users, following = float(batch.users), float(learner.sizes[batch.index + 1 :][:1].sum())
         policies, shares, asked = reference.plan(users, left - users, following, learner.variances, smallest, drawn)
-        ours = _merged(policies.astype(np.int32), shares / users)
+        distinct, which = np.unique(policies, axis=0, return_inverse=True)
+        weights = np.bincount(which.ravel(), shares / users)
         where = f"batch {batch.index}"
-        np.testing.assert_array_equal(ours.policies, batch.mixture.policies, err_msg=where)
-        np.testing.assert_allclose(ours.weights, batch.mixture.weights, err_msg=where)
+        np.testing.assert_array_equal(distinct, batch.mixture.policies, err_msg=where)
+        np.testing.assert_allclose(weights, batch.mixture.weights, err_msg=where)
         np.testing.assert_array_equal(asked, batch.table_query.asked, err_msg=where)
         release = privatizer.release(population.play(batch))
         learner.observe(release)

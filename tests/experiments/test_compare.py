@@ -159,7 +159,7 @@ def test_the_smallest_p_possible_is_reached_when_the_best_wins_every_seed() -> N
     for seeds in (4, 6):
         rows = [made(setting(0.1 * k), 100.0 * k + rng.random(seeds)) for k in (1, 2, 3)]
         (group,) = compare.compare(itertools.chain(*rows))
-        assert group.rows[1].adjusted == pytest.approx(group.min_p) == 3 * 2 / 2**seeds
+        assert group.rows[1].adjusted == pytest.approx(group.least_p_possible) == 3 * 2 / 2**seeds
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -63,6 +64,20 @@ def test_real_seals_pass_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert attack("tags", 5).passed
 
 
+# Faults of either server's draw.
+
+
+def draw_from_a_known_seed(patch: pytest.MonkeyPatch, server: ModuleType) -> None:
+    def drawn(law: Any, size: int) -> IntArray:
+        return np.asarray(np.rint(law.sample(np.random.default_rng(0), size) + law.mean), dtype=np.int64)
+
+    patch.setattr(server, "noise_counts", drawn)
+
+
+def draw_half(patch: pytest.MonkeyPatch, server: ModuleType) -> None:
+    patch.setattr(server, "noise_counts", lambda law, size: noise_counts(law, size) // 2)
+
+
 # Faults of the shuffler, which the coordinator could make use of.
 
 
@@ -78,15 +93,11 @@ def no_dummies_on_one_counter(patch: pytest.MonkeyPatch) -> None:
 
 
 def dummies_from_a_known_seed(patch: pytest.MonkeyPatch) -> None:
-    def drawn(law: Any, size: int) -> IntArray:
-        return np.asarray(np.rint(law.sample(np.random.default_rng(0), size) + law.mean), dtype=np.int64)
-
-    patch.setattr(dummies, "noise_counts", drawn)
+    draw_from_a_known_seed(patch, dummies)
 
 
 def half_the_dummies(patch: pytest.MonkeyPatch) -> None:
-    real = noise_counts
-    patch.setattr(dummies, "noise_counts", lambda law, size: real(law, size) // 2)
+    draw_half(patch, dummies)
 
 
 def the_same_dummies_on_all_counters(patch: pytest.MonkeyPatch) -> None:
@@ -131,15 +142,11 @@ def its_noise_drawn_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def its_noise_from_a_known_seed(patch: pytest.MonkeyPatch) -> None:
-    def drawn(law: Any, size: int) -> IntArray:
-        return np.asarray(np.rint(law.sample(np.random.default_rng(0), size) + law.mean), dtype=np.int64)
-
-    patch.setattr(coordinator, "noise_counts", drawn)
+    draw_from_a_known_seed(patch, coordinator)
 
 
 def half_of_its_noise(patch: pytest.MonkeyPatch) -> None:
-    real = noise_counts
-    patch.setattr(coordinator, "noise_counts", lambda law, size: real(law, size) // 2)
+    draw_half(patch, coordinator)
 
 
 # Faults of calibration and of the shape of reports.

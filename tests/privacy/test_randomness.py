@@ -13,6 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -212,14 +213,26 @@ def test_large_poisson_counts_follow_their_law(mean: float, draws: int) -> None:
     assert min(stats.chi2.sf(spread, draws), stats.chi2.cdf(spread, draws)) > LEVEL / 2
 
 
-class _OneBranch:
-    """Stands in for `bernoulli`: follows a script of outcomes of single events and multiplies their probabilities."""
+class _TooShortError(Exception):
+    """The script ends before the sampler does; what could come next."""
 
-    class TooShort(Exception):
-        """The script ends before the sampler does."""
+    def __init__(self, choices: Iterable[int]) -> None:
+        self.choices = choices
 
-    def __init__(self, script: tuple[bool, ...]) -> None:
+
+class _Branch:
+    """Stands in for `source`: follows a script of outcomes and multiplies their probabilities."""
+
+    source: ClassVar[str]
+
+    def __init__(self, script: tuple[int, ...]) -> None:
         self.script, self.used, self.probability = script, 0, Fraction(1)
+
+
+class _Events(_Branch):
+    """Each event happens or does not."""
+
+    source = "bernoulli"
 
     def __call__(self, probability: Fraction, size: int) -> BoolArray:
         outcomes = []
@@ -228,35 +241,37 @@ class _OneBranch:
                 outcomes.append(True)
                 continue
             if self.used == len(self.script):
-                raise self.TooShort
-            outcomes.append(self.script[self.used])
+                raise _TooShortError((False, True))
+            outcomes.append(bool(self.script[self.used]))
             self.probability *= probability if outcomes[-1] else 1 - probability
             self.used += 1
         return np.array(outcomes, dtype=np.bool_)
 
 
-def branches(mean: Fraction, depth: int) -> dict[int, Fraction]:
-    """Exact probability of every Poisson count the sampler reaches within so many events."""
+def outcomes(
+    sampler: Callable[[], int], follow: type[_Branch], goes_on: Callable[[_Branch], bool]
+) -> dict[int, Fraction]:
+    """Exact probability of each outcome of a sampler, along all branches that are followed to their end."""
     reached: dict[int, Fraction] = {}
-    scripts: list[tuple[bool, ...]] = [()]
+    scripts: list[tuple[int, ...]] = [()]
     while scripts:
-        branch = _OneBranch(scripts.pop())
+        branch = follow(scripts.pop())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(randomness, "bernoulli", branch)
+            patch.setattr(randomness, follow.source, branch)
             try:
-                count = randomness.poisson(mean)
-            except _OneBranch.TooShort:
-                if branch.used < depth:
-                    scripts += [(*branch.script, outcome) for outcome in (False, True)]
+                found = sampler()
+            except _TooShortError as short:
+                if goes_on(branch):
+                    scripts += [(*branch.script, choice) for choice in short.choices]
                 continue
-        reached[count] = reached.get(count, Fraction(0)) + branch.probability
+        reached[found] = reached.get(found, Fraction(0)) + branch.probability
     return reached
 
 
 @pytest.mark.parametrize("mean", [Fraction(1, 2), Fraction(1, 7)])
 def test_one_piece_of_a_poisson_count_has_exactly_its_law(mean: Fraction) -> None:
     """Heights alive at the first attempt are (1-m) m^g / g!; the whole tree sums up to Poisson's law from below."""
-    reached = branches(mean, depth=12)
+    reached = outcomes(lambda: randomness.poisson(mean), _Events, lambda branch: branch.used < 12)
     unexplored = 1 - sum(reached.values())
     assert 0 < unexplored < Fraction(1, 100)
     for count in range(4):
@@ -273,7 +288,7 @@ def test_first_attempts_of_a_piece_have_the_probabilities_of_the_argument() -> N
         script: list[bool] = []
         for step in range(1, height + 1):
             script += [True] if step == 1 else [True, True]  # rise; survive, which is certain at the first step
-        branch = _OneBranch((*script, False))
+        branch = _Events((*script, False))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(randomness, "bernoulli", branch)
             assert randomness.poisson(mean) == height
@@ -300,46 +315,30 @@ def test_pieces_add_up_to_the_mean(mean: Fraction) -> None:
     assert piece <= Fraction(1, 2)
 
 
-class _OneOf:
-    """Stands in for `uniform`: follows a script of outcomes, each of which is as probable as the others."""
+class _Numbers(_Branch):
+    """Each number below the bound is as probable as the others."""
 
-    def __init__(self, script: tuple[int, ...]) -> None:
-        self.script, self.used, self.probability, self.choices = script, 0, Fraction(1), 0
+    source = "uniform"
 
     def __call__(self, bound: int, size: int) -> IntArray:
         outcomes = []
         for _ in range(size):
             if bound > 1 and self.used == len(self.script):
-                self.choices = bound
-                raise _OneBranch.TooShort
+                raise _TooShortError(range(bound))
             outcomes.append(self.script[self.used] if bound > 1 else 0)
             self.probability /= bound
             self.used += bound > 1
         return np.array(outcomes, dtype=np.int64)
 
 
-def outcomes(sampler: Callable[[], int], least: Fraction) -> dict[int, Fraction]:
-    """Exact probability of each outcome of a sampler on `uniform`, along all branches of at least this probability."""
-    reached: dict[int, Fraction] = {}
-    scripts: list[tuple[int, ...]] = [()]
-    while scripts:
-        branch = _OneOf(scripts.pop())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(randomness, "uniform", branch)
-            try:
-                found = sampler()
-            except _OneBranch.TooShort:
-                if branch.probability >= least:
-                    scripts += [(*branch.script, choice) for choice in range(branch.choices)]
-                continue
-        reached[found] = reached.get(found, Fraction(0)) + branch.probability
-    return reached
-
-
 @pytest.mark.parametrize(("x", "of"), [(0, 5), (1, 3), (2, 3), (3, 3), (7, 10)])
 def test_decaying_events_have_exactly_their_probability(x: int, of: int) -> None:
     """Every branch of the argument, as fractions: together they close in on exp(-x/of) from both sides."""
-    reached = outcomes(lambda: int(randomness.decays(np.array([x]), of)[0]), Fraction(1, 3000))
+    reached = outcomes(
+        lambda: int(randomness.decays(np.array([x]), of)[0]),
+        _Numbers,
+        lambda branch: branch.probability >= Fraction(1, 3000),
+    )
     unexplored = 1 - sum(reached.values())
     assert unexplored < Fraction(1, 15)
     happens = float(reached.get(1, 0))

@@ -82,7 +82,7 @@ def making(name: str, running: bool) -> Make:
 @pytest.mark.parametrize(
     ("kind", "case"), [(kind, case) for kind in KINDS if kind[0] != "none" for case in cases(*kind)], ids=str
 )
-def test_what_is_drawn_keeps_to_what_is_promised(kind: tuple[str, bool], case: Case) -> None:
+def test_what_is_drawn_keeps_to_what_is_certified(kind: tuple[str, bool], case: Case) -> None:
     check(making(*kind), case)
 
 

@@ -26,7 +26,11 @@ SUPPORTED = "Supported are Box or Discrete observations and Discrete or bounded 
 
 @dataclass(frozen=True, eq=False)
 class Interface:
-    """How a policy sees and acts: `middle` and `scale` of a Box, None of a Discrete space; likewise of actions."""
+    """How a policy sees and acts.
+
+    A Box of observations has in `box` the middle and scale of each coordinate, one of actions in `bounds` the lowest
+    and highest of each; None says that the space is Discrete, with numbers from `first` or `first_action` on.
+    """
 
     inputs: int
     actions: int
@@ -55,7 +59,15 @@ class Interface:
             actions = len(bounds[0])
         if not inputs or not actions:
             raise InvalidInputError(f"{env.unwrapped} has observations {seen} and actions {acts}. {SUPPORTED}")
-        return cls(inputs, actions, "choice" if bounds is None else "box", box, first, bounds, first_action)
+        return cls(
+            inputs=inputs,
+            actions=actions,
+            head="choice" if bounds is None else "box",
+            box=box,
+            first=first,
+            bounds=bounds,
+            first_action=first_action,
+        )
 
     def check_fits(self, family: Network) -> None:
         """Refuse policies made for other observations or actions."""

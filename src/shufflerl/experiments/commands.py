@@ -186,10 +186,10 @@ def _print_groups(groups: list[Group]) -> None:
             table.add_row(*shown(row, group.measure))
     Console().print(table)
     for group in groups:
-        if len(group.rows) > 1 and group.min_p > 0.05:
+        if len(group.rows) > 1 and group.least_p_possible > 0.05:
             typer.echo(
                 f"So few seeds cannot show a difference among {len(group.rows)} settings:\n"
-                f"the smallest p possible is {group.min_p:.2g}. Use more seeds."
+                f"the smallest p possible is {group.least_p_possible:.2g}. Use more seeds."
             )
     typer.echo("Intervals: 95% bootstrap. p: paired permutation test against the best of the")
     typer.echo("same problem, corrected for all its pairs (Holm).")

@@ -73,7 +73,7 @@ class Group:
     rows: tuple[Row, ...]
 
     @property
-    def min_p(self) -> float:
+    def least_p_possible(self) -> float:
         """The smallest corrected p-value that so many settings and seeds could give, if the best won every seed."""
         pairs = math.comb(len(self.rows), 2)
         seeds = len(self.rows[0].seeds)
@@ -93,7 +93,12 @@ class Group:
             }
             for row in self.rows
         ]
-        return {"title": self.title, "measure": self.measure, "least_p_possible": self.min_p, "settings": rows}
+        return {
+            "title": self.title,
+            "measure": self.measure,
+            "least_p_possible": self.least_p_possible,
+            "settings": rows,
+        }
 
 
 def interval(values: FloatArray) -> Estimate:

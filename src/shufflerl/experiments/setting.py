@@ -154,7 +154,14 @@ def prepare(setting: Setting, seed: int) -> Prepared:
         population = attacks.LyingPopulation(environment, **setting.liars, episodes=setting.episodes, seed=seed)
         if setting.privatizer == "shuffle" and setting.privatizer_parameters.get("noise", "users") == "users":
             privatizer = attacks.Flooding(privatizer, population)
-    return Prepared(environment, population, learner, privatizer, optimal_value, environment.units)
+    return Prepared(
+        environment=environment,
+        population=population,
+        learner=learner,
+        privatizer=privatizer,
+        optimal_value=optimal_value,
+        units=environment.units,
+    )
 
 
 def run(setting: Setting, seed: int, progress: Progress | None = None) -> Run:

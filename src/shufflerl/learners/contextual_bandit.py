@@ -106,7 +106,14 @@ def fit(
     fit = float(pull @ effects - (weights * data**2).sum() + np.log(prior).sum() - 2 * np.log(np.diag(factor)).sum())
     fit += float(np.log(weights[seen] / precision[seen]).sum())
     weight = precision * apart / (1.0 + precision * apart)
-    return fit / 2, Posterior(effects, factor, data, weight, apart * (1.0 - weight), scale)
+    return fit / 2, Posterior(
+        effects=effects,
+        factor=factor,
+        data=data,
+        shrinkage=weight,
+        variance=apart * (1.0 - weight),
+        scale=scale,
+    )
 
 
 class ContextualBandit(Learner):

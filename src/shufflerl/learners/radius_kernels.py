@@ -10,6 +10,7 @@ from numpy.random import Generator
 from shufflerl.arrays import BoolArray, FloatArray, PolicyArray
 from shufflerl.compiling import compiled
 from shufflerl.estimation.model import Model
+from shufflerl.policy_sets.product_kernels import choose
 
 
 class Plan(NamedTuple):
@@ -62,10 +63,8 @@ def bounded_plan(rng: Generator, allowed: BoolArray, deviations: float, model: M
     q = np.full((horizon, states, actions), -np.inf)
     value = np.zeros((horizon + 1, states))
     for h in range(horizon - 1, -1, -1):
-        most = float(horizon - h)
+        max_value = float(horizon - h)
         for x in range(states):
-            best = -np.inf
-            ties = 0
             for a in range(actions):
                 if not allowed[h, x, a]:
                     continue
@@ -77,19 +76,12 @@ def bounded_plan(rng: Generator, allowed: BoolArray, deviations: float, model: M
                     if deviations != 0.0:
                         variance = row_variance(h, x, a, value[h + 1], 1.0, model)
                         total += deviations * np.sqrt(variance)
-                    total = min(most, max(0.0, total))
+                    total = min(max_value, max(0.0, total))
                 else:
-                    total = 0.0 if deviations < 0.0 else most
+                    total = 0.0 if deviations < 0.0 else max_value
                 q[h, x, a] = total
-                if total > best:
-                    best = total
-                    ties = 1
-                    policy[h, x] = a
-                elif total == best:
-                    ties += 1
-                    if rng.random() * ties < 1.0:
-                        policy[h, x] = a
-            value[h, x] = best
+            policy[h, x] = choose(q[h, x], allowed[h, x], rng)
+            value[h, x] = q[h, x, policy[h, x]]
     return Plan(policy, q, value)
 
 

@@ -32,16 +32,16 @@ def upper_bound(
     h, x, a = cell
     support, bernstein, scale, log_term = bonus
     last = len(pays) - 1
-    most = float(last - h + 1)
+    max_value = float(last - h + 1)
     lost = pays[h, x, a, 0]
     won = pays[h, x, a, 1]
     visits = lost + won
     if variance == 0.0 and visits < 1.0:
-        return most  # the transitions of nobody need no look: most rows of a large problem
+        return max_value  # the transitions of nobody need no look: most rows of a large problem
     visits_variance = 2.0 * variance
     mean = 0.0
-    spread_of_value = 0.0  # Var V under the estimated transitions
-    reach_of_noise = 0.0  # sum of (V - E V)^2 over possible next states: what unit noise does to E V
+    value_variance = 0.0  # Var V under the estimated transitions
+    squared_deviations = 0.0  # sum of (V - E V)^2 over possible next states: what unit noise does to E V
     if h < last:
         total = positive = cells = first = second = weighted = weighted_square = 0.0
         for y in range(len(after)):
@@ -60,19 +60,19 @@ def upper_bound(
         visits = (2.0 * total + cells * visits) / (cells + 2.0)
         visits_variance *= cells / (cells + 2.0)
         if positive <= 0:
-            return most
+            return max_value
         mean = weighted / positive
-        spread_of_value = max(0.0, weighted_square / positive - mean * mean)
-        reach_of_noise = max(0.0, second - 2.0 * mean * first + cells * mean * mean)
+        value_variance = max(0.0, weighted_square / positive - mean * mean)
+        squared_deviations = max(0.0, second - 2.0 * mean * first + cells * mean * mean)
     if visits < 1.0 or visits * visits <= visits_variance:
-        return most
+        return max_value
     reward = min(1.0, max(0.0, 0.5 + 0.5 * (won - lost) / visits))
     if bernstein:
-        width = np.sqrt(log_term * (spread_of_value + reward * (1.0 - reward)) / visits) + log_term * most / visits
+        width = np.sqrt(log_term * (value_variance + reward * (1.0 - reward)) / visits) + log_term * max_value / visits
     else:
-        width = most * np.sqrt(log_term / visits)
-    width += np.sqrt(log_term * variance * (reach_of_noise + 0.5)) / visits
-    return float(min(most, reward + mean + scale * width))
+        width = max_value * np.sqrt(log_term / visits)
+    width += np.sqrt(log_term * variance * (squared_deviations + 0.5)) / visits
+    return float(min(max_value, reward + mean + scale * width))
 
 
 @compiled

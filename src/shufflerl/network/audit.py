@@ -29,7 +29,7 @@ from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Problem
 from shufflerl.network.coordinator.coordinator import Coordinator
 from shufflerl.network.coordinator.opening import Counted, Opener
-from shufflerl.network.coordinator.run import Run as Settings
+from shufflerl.network.coordinator.run import Run
 from shufflerl.network.node import composing, node
 from shufflerl.network.node.reporting import Checked, Invitation, check_signatures
 from shufflerl.network.protocol import crypto, masking, wire
@@ -87,18 +87,27 @@ class Network(System):
 @contextmanager
 def running(
     transport: Literal["tags", "sums"], budget: Budget, users: int, query: CountQuery, noise: NoiseBy
-) -> Iterator[Callable[[], Run]]:
+) -> Iterator[Callable[[], AuditRun]]:
     """Runs, one after the other: the current one has a batch to be played."""
     # There is nothing to keep, so no disk to wait for.
     in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="shufflerl-audit-", dir=in_memory) as folder:
-        runs: list[Run] = []
+        runs: list[AuditRun] = []
 
-        def current() -> Run:
+        def current() -> AuditRun:
             if not runs or runs[-1].coordinator.pending is None:
                 if runs:
                     runs[-1].coordinator.close()
-                runs.append(Run(Path(folder, str(len(runs))), transport, budget, users, query, noise))
+                runs.append(
+                    AuditRun(
+                        folder=Path(folder, str(len(runs))),
+                        transport=transport,
+                        budget=budget,
+                        users=users,
+                        query=query,
+                        noise=noise,
+                    )
+                )
             return runs[-1]
 
         try:
@@ -129,7 +138,7 @@ class Scripted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asking(Settings):
+class _Asking(Run):
     """A run whose learner asks for these counters, batch after batch."""
 
     query: CountQuery
@@ -141,7 +150,7 @@ class _Asking(Settings):
         return learner
 
 
-class Run:
+class AuditRun:
     """A coordinator, a shuffler and as many devices as a batch asks for."""
 
     def __init__(
@@ -326,7 +335,7 @@ class Run:
         )
 
 
-def lies(run: Run, bench: Bench) -> Finding:
+def lies(run: AuditRun, bench: Bench) -> Finding:
     """What comes of two tags in a group, and of tags of another group among a batch of honest users."""
     checked, _ = run.announced()
     agreement, groups = checked.agreement, checked.agreement.source.groups
@@ -351,7 +360,7 @@ def lies(run: Run, bench: Bench) -> Finding:
     )
 
 
-def _report(run: Run, checked: Checked, tags: Sequence[int]) -> Report:
+def _report(run: AuditRun, checked: Checked, tags: Sequence[int]) -> Report:
     """A report of any tags."""
     agreement, token = checked.agreement, crypto.mint(run.enrolment)
     key = crypto.public_box_key(agreement.announcement.tag_key)

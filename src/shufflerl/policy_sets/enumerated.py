@@ -18,7 +18,7 @@ from shufflerl.policy_sets.base import PolicySet, read_only
 from shufflerl.policy_sets.product import ProductSet
 
 #: The most policies an enumerated set tells apart, as a power of two.
-MOST_LOG2 = 24
+MAX_LOG2 = 24
 Codes = NDArray[np.int32]
 #: Policies whose values are computed before a search, so that it starts with something to beat.
 _SAMPLED = 256
@@ -57,10 +57,10 @@ class EnumeratedSet(PolicySet):
         if start is not None:
             possible[0] = checks.probabilities("start", start, (states,)) > 0
         size = int(possible.sum()) * math.log2(actions)
-        if size > MOST_LOG2:
+        if size > MAX_LOG2:
             raise InvalidInputError(
                 f"There are 2^{size:.1f} policies of {steps} steps, {states} states and {actions} actions, and at most "
-                f"2^{MOST_LOG2} can be enumerated. Use the policy set 'product', which takes any number."
+                f"2^{MAX_LOG2} can be enumerated. Use the policy set 'product', which takes any number."
             )
         return cls(possible, actions, np.zeros_like(possible), np.zeros(1, dtype=np.int32))
 

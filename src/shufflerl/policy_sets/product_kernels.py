@@ -50,7 +50,7 @@ def starting_value(start: FloatArray, value: FloatArray) -> float:
 
 
 @compiled
-def _choose(q: FloatArray, allowed: BoolArray, rng: Generator) -> int:
+def choose(q: FloatArray, allowed: BoolArray, rng: Generator) -> int:
     """An allowed action of the highest q, ties at random."""
     choice = -1
     ties = 0
@@ -83,7 +83,7 @@ def best(
                 q[a] = rewards[h, x, a]
                 if h < horizon - 1 and allowed[h, x, a]:
                     q[a] += expectation(transitions[h, x, a], after)
-            policy[h, x] = _choose(q, allowed[h, x], rng)
+            policy[h, x] = choose(q, allowed[h, x], rng)
             value[x] = q[policy[h, x]]
     return policy, starting_value(start, value)
 
@@ -136,7 +136,7 @@ def best_sparse(
                         total += chances[n] * after[targets[n]]
                         n += 1
                 q[a] = rewards[h, x, a] + total
-            policy[h, x] = _choose(q, allowed[h, x], rng)
+            policy[h, x] = choose(q, allowed[h, x], rng)
             value[x] = q[policy[h, x]]
     return policy, starting_value(start, value)
 

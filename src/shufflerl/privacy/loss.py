@@ -61,9 +61,9 @@ _MASS_ERROR = 2e-8
 _ROUNDINGS_PER_LOSS = 4
 # Sums, products, quotients and roots are right to half of this, relatively; exp and log of the C library to all of it.
 _ULP = sys.float_info.epsilon
-# The Mills ratio is right to this, relatively: erfcx of SciPy to 5 units (`privacy/test_accounting.py` repeats the
-# measurement), its argument and factor to 3 more.
-_MILLS_ERROR = 16 * _ULP
+#: The Mills ratio is right to this, relatively: erfcx of SciPy to 5 units (`privacy/test_accounting.py` repeats the
+#: measurement), its argument and factor to 3 more.
+MILLS_ERROR = 16 * _ULP
 
 
 class PrivacyLoss(ABC):
@@ -380,8 +380,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     if near < -1:
         # No digits are lost: delta is above 0.6. Of the two terms one is below 1, the other, as far > 1 and phi is
         # small where the exponent is large, below 0.2, each right to less than the error of the Mills ratio.
-        return float(scipy.special.ndtr(-near)) - density * _mills(far) + 2 * _MILLS_ERROR
-    difference = _mills(near) * (1 + _MILLS_ERROR) - _mills(far) * (1 - _MILLS_ERROR)
+        return float(scipy.special.ndtr(-near)) - density * _mills(far) + 2 * MILLS_ERROR
+    difference = _mills(near) * (1 + MILLS_ERROR) - _mills(far) * (1 - MILLS_ERROR)
     trapezoid = mu * (_slope(near) + _slope(far)) / 2
     return math.nextafter(density * min(difference, trapezoid) * (1 + 4 * _ULP), math.inf)  # eight roundings above
 
@@ -394,7 +394,7 @@ def _mills(t: float) -> float:
 def _slope(t: float) -> float:
     """-M'(t) = 1 - t M(t), rounded up."""
     product = t * _mills(t)
-    return 1 - product + abs(product) * _MILLS_ERROR
+    return 1 - product + abs(product) * MILLS_ERROR
 
 
 def root(excess: Callable[[float], float], low: float, high: float) -> float:

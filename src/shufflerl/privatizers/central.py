@@ -110,7 +110,7 @@ class CentralToeplitz(Continual):
         self._all: FloatArray | None = None
 
     def factors(self, first: int, count: int) -> FloatArray:
-        """Variance of the running sum after batches first.. in units of one release's."""
+        """See `Continual`."""
         factors: FloatArray = self._norms[-1] * self._norms[first : first + count]
         return factors
 
@@ -141,13 +141,17 @@ class CentralTree(Continual):
     name: ClassVar[str] = "central-tree"
     kind: ClassVar[type[ContinualGaussian]] = TreeGaussian
 
+    def __init__(self, budget: Budget, workload: Workload, *, participations: int = 1) -> None:
+        super().__init__(budget, workload, participations=participations)
+        self._open = np.zeros((self.levels, 0))  # noise of the node of each level in the current sum, or zero
+
     @property
     def levels(self) -> int:
         """Of the tree: how many nodes a batch is in."""
         return self.batches.bit_length()
 
     def factors(self, first: int, count: int) -> FloatArray:
-        """Variance of the running sum after batches first.. in units of one release's."""
+        """See `Continual`."""
         nodes = [number.bit_count() for number in range(first + 1, first + count + 1)]
         return self.levels * np.array(nodes, dtype=np.float64)
 
@@ -158,7 +162,7 @@ class CentralTree(Continual):
 
     def _running_noise(self, first: int, count: int, size: int) -> FloatArray:
         if first == 0:
-            self._open = np.zeros((self.levels, size))  # noise of the node of each level in the current sum, or zero
+            self._open = np.zeros((self.levels, size))
         running = np.empty((count, size))
         for row, number in enumerate(range(first + 1, first + count + 1)):
             level = (number & -number).bit_length() - 1

@@ -107,7 +107,7 @@ def test_n_minus_one(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", ["users", "servers"])
-def test_shouting(mode: Mode) -> None:
+def test_flooding(mode: Mode) -> None:
     """How far one liar moves a counter: as far as its report is long, or by one."""
     there = world(mode)
     checked, tag = there.checked(), 9

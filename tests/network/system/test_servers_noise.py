@@ -566,7 +566,7 @@ def test_the_shufflers_noise_on_a_sum_is_drawn_once(tmp_path: Path, monkeypatch:
 # Liars.
 
 
-def shouting(tags: Iterable[int]) -> Callable[[Checked, bytes], Report]:
+def flooding(tags: Iterable[int]) -> Callable[[Checked, bytes], Report]:
     """A user who seals these tags, in these places."""
 
     def report(checked: Checked, token: bytes) -> Report:
@@ -587,10 +587,10 @@ def garbage(checked: Checked, token: bytes) -> Report:
 @pytest.mark.parametrize(
     "lies",
     [
-        [shouting([8, 8, 8])] * 2,
-        [shouting([8, 0, 16]), shouting([wire.PADDING] * 3)],
-        [shouting([0, 0, 0]), garbage],
-        [shouting([2**31, 9, 5]), shouting([0, 8, 8])],
+        [flooding([8, 8, 8])] * 2,
+        [flooding([8, 0, 16]), flooding([wire.PADDING] * 3)],
+        [flooding([0, 0, 0]), garbage],
+        [flooding([2**31, 9, 5]), flooding([0, 8, 8])],
     ],
 )
 def test_liars_move_no_counter_by_more_than_their_number(

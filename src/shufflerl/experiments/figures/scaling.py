@@ -42,12 +42,12 @@ class Point:
         """What is run."""
         line = next(line for line in LINES if line.name == self.line)
         return Setting(
-            "random",
-            line.learner,
-            line.privatizer,
-            EPISODES,
-            EPSILON if line.private else None,
-            DELTA if line.private else None,
+            env="random",
+            learner=line.learner,
+            privatizer=line.privatizer,
+            episodes=EPISODES,
+            epsilon=EPSILON if line.private else None,
+            delta=DELTA if line.private else None,
             env_parameters={"n_states": self.states, "n_actions": self.actions, "horizon": self.horizon},
         )
 

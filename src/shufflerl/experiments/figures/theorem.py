@@ -41,12 +41,12 @@ POLICIES = {"full": {}, "quick": {"policies": "product"}}
 def setting(size: Size, constants: str, episodes: int, *, private: bool) -> Setting:
     """One line at one K."""
     return Setting(
-        ENV,
-        "sdp-pe",
-        "shuffle" if private else "none",
-        episodes,
-        EPSILON if private else None,
-        DELTA if private else None,
+        env=ENV,
+        learner="sdp-pe",
+        privatizer="shuffle" if private else "none",
+        episodes=episodes,
+        epsilon=EPSILON if private else None,
+        delta=DELTA if private else None,
         learner_parameters={"constants": constants} | POLICIES[size.name],
     )
 

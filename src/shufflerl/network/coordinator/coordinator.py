@@ -346,9 +346,16 @@ class Coordinator:
     def _record(self, answer: Answer) -> BatchRecord:
         agreed = agreement.parse_announcement(answer.announcement.payload)
         batch, noise = _counted(agreed, 0 if agreed.transport == Transport.tags else answer.invalid)
-        by, variance_range = agreed.source.name, self._variance_range(agreed, batch)
-        _, values, messages, invalid = answer
-        return BatchRecord(batch, agreed.transport, by, noise, values, variance_range, messages, invalid)
+        return BatchRecord(
+            batch=batch,
+            transport=agreed.transport,
+            noise_by=agreed.source.name,
+            noise=noise,
+            values=answer.values,
+            variance_range=self._variance_range(agreed, batch),
+            messages=answer.messages,
+            invalid=answer.invalid,
+        )
 
     @property
     def policy(self) -> Mixture | None:

@@ -183,8 +183,13 @@ class Users(Source):
         """Excluded reports are taken to be honest ones, whose noise goes with them."""
         from shufflerl.privacy.mechanism import StatedPoisson
 
-        share = excluded / self.users
-        return StatedPoisson(budget, 1, honest_fraction, share, failure=masking.OVERFLOW, mean=self.law.mean)
+        return StatedPoisson(
+            budget,
+            honest_fraction=honest_fraction,
+            excludable=excluded / self.users,
+            failure=masking.OVERFLOW,
+            mean=self.law.mean,
+        )
 
     def relied_on(self, honest_fraction: float) -> str:
         """See `Source`."""

@@ -75,8 +75,17 @@ class Rows:
     def shown(self, id: BatchId, state: State, accepted: int) -> BatchRow:
         """A row for those who ask the store."""
         row, (announcement, opening) = self.known(id), self._papers[id]
-        counts = (accepted, row.chunks, row.extensions)
-        return BatchRow(id, row.users, announcement, opening, row.deadline, state, *counts)
+        return BatchRow(
+            id=id,
+            users=row.users,
+            announcement=announcement,
+            opening=opening,
+            deadline=row.deadline,
+            state=state,
+            accepted=accepted,
+            chunks=row.chunks,
+            extensions=row.extensions,
+        )
 
     async def refresh(self, age: float = 0.0) -> None:
         """Know every row that was stored by now, or by so many seconds ago."""

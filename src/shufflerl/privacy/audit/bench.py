@@ -230,8 +230,17 @@ class Bench:
             # A place is a random point of its interval.
             places[sample, side] = (np.argsort(batch.order)[followed] + within.random(4)) / among
             reports.add((side, hashlib.blake2b(batch.reports[0].tobytes(), digest_size=16).digest()))
-        repeated, reused = len(reports) < 2 * samples, len(once) < keys
-        return Played(self, session, kinds, lengths, seen, places, repeated, reused, bool(sizes))
+        return Played(
+            bench=self,
+            session=session,
+            kinds=kinds,
+            lengths=lengths,
+            seen=seen,
+            places=places,
+            repeated=len(reports) < 2 * samples,
+            reused=len(once) < keys,
+            on_a_wire=bool(sizes),
+        )
 
 
 def named(test: str, observer: str) -> str:

@@ -118,6 +118,13 @@ class ServersInMemory(System):
             order, own = self.mix(query, sent), self.draw_own(own_law, query.size)
             counts = np.bincount(sent[order], minlength=query.size) + own
             estimates = counts.astype(np.float64) - dummies_law.mean - own_law.mean
-            return Transcript(reports, sent[order], order, estimates, dummies, own)
+            return Transcript(
+                reports=reports,
+                released=sent[order],
+                order=order,
+                estimates=estimates,
+                dummies=dummies,
+                own=own,
+            )
 
         yield ServersSession(query, users, play, dummies=dummies_law, own=own_law)
