@@ -21,6 +21,7 @@ class ArmEstimates:
     inherited: float  # the share of the arms' own differences that is in this variance
     law: FloatArray  # of returns over points
     noise: float  # variance on each counter
+    shrunk: float  # the share of it by which points that few return count less
 
     @property
     def signal(self) -> float:
@@ -37,20 +38,26 @@ class ArmEstimates:
 
     def users_for(self, variance: float) -> float:
         """Users per arm that give its distance such a variance, within a tenth; a million if none do."""
-        tilt = _tilt(self.law)
-        users = 1.0
-        while users < 1e6 and users**2 * float((tilt**2 / (users * self.law + self.noise + 1e-9)).sum()) * variance < 1:
+        tilt, users = _tilt(self.law), 1.0
+        while users < 1e6:
+            each = users * self.law + 1e-9
+            weights = tilt / (each + self.shrunk * self.noise)
+            if (weights**2 * (each + self.noise)).sum() <= variance * (users * (weights @ tilt)) ** 2:
+                break
             users *= 1.1
         return users
 
     @classmethod
-    def of(cls, counts: FloatArray, expected: FloatArray, noise: float) -> ArmEstimates:
+    def of(cls, counts: FloatArray, expected: FloatArray, noise: float, shrunk: float = 1.0) -> ArmEstimates:
         """From counts[arm, point] of so many expected users of each arm.
 
         Arms are compared by the linear estimate of least variance for small shifts of the law of returns over points,
         q: with x its points, weights are q (x - mean) / (users q + noise), between "each user alike", right without
         noise, and "each counter alike", right where noise is all. That users draw their arms themselves cancels to
         first order, as what is expected of each point goes with the users that an arm is estimated to have.
+
+        Good arms differ in rare bad returns, which is no small shift: those weights count what noise nearly hides too
+        little there. `shrunk` is the share of the noise that they know of; with 0 the estimate is unbiased.
         """
         users, count = float(expected.sum()), counts.shape[1]
         points = np.linspace(0.0, 1.0, count)
@@ -63,7 +70,7 @@ class ArmEstimates:
         each = expected[:, None]
         spread = each * law + noise + 1e-9
         tilt = _tilt(law)
-        weights = tilt / spread
+        weights = tilt / (each * law + shrunk * noise + 1e-9)
         weights /= np.maximum(each * (weights @ tilt)[:, None], 1e-12)
         # The users of each arm: what was drawn where it is known, what was expected where noise hides it.
         trust = expected / (expected + count * noise)
@@ -77,6 +84,7 @@ class ArmEstimates:
             inherited=min(0.9, float((weights**2 * each * law).sum(axis=1).mean()) / total),
             law=law,
             noise=noise,
+            shrunk=shrunk,
         )
 
 
