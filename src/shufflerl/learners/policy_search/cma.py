@@ -1,10 +1,8 @@
 """CMA-ES (Hansen 2016) on noisy values, in plain arrays that can be saved and restored exactly.
 
 The package `cma` keeps its state in objects that can only be pickled; these are the same equations and constants, but
-for two. Its weights go by rank. Under noise these go by how far a value is above the mean of all: where most values are
-alike but for noise, ranks would be those of the noise. And where covariances are adapted under noise, steps also grow
-with the root of the policies' length: a linear policy is the same at any length, and beside a mean that grows, as it
-does by every step, the same step is ever smaller.
+for the weights. Those of `cma` go by rank. Under noise these go by how far a value is above the mean of all: where most
+values are alike but for noise, ranks would be those of the noise.
 """
 
 from __future__ import annotations
@@ -57,10 +55,6 @@ class CMAES:
         axes, deviations = self._axes()
         return self.mean + self.sigma * (draws * deviations) @ axes.T
 
-    def _reach(self, mean: FloatArray) -> float:
-        """Root of the mean squared length of what is drawn around such a mean."""
-        return math.sqrt(float(mean @ mean) + self.sigma**2 * float(np.trace(self.covariance)))
-
     def update(self, draws: FloatArray, values: FloatArray, ranked: bool = False) -> None:
         """Move towards the draws whose values are above the mean, in proportion; or by rank, as `cma` does."""
         above = np.maximum(values - values.mean(), 0.0)
@@ -77,14 +71,12 @@ class CMAES:
             steps, step = (draws * deviations) @ axes.T, axes @ (weights @ draws)
         moved = weights @ steps
         self.updates += 1
-        before, self.mean = self.mean, self.mean + self.sigma * moved
-        usual = ranked or self.separable
-        grown = 1.0 if usual else math.sqrt(self._reach(self.mean) / self._reach(before))
+        self.mean = self.mean + self.sigma * moved
         keep = 1 - self._path_rate
         self.path = keep * self.path + math.sqrt((1 - keep**2) * mass) * step
         length = float(np.linalg.norm(self.path))
-        bound = (1.4 + 2 / (len(self.mean) + 1)) * self._length
-        straight = length / math.sqrt(1 - keep ** (2 * self.updates)) < bound
+        usual = (1.4 + 2 / (len(self.mean) + 1)) * self._length
+        straight = length / math.sqrt(1 - keep ** (2 * self.updates)) < usual
         fade = self._shape_rate * (2 - self._shape_rate)
         self.shape_path = (1 - self._shape_rate) * self.shape_path + straight * math.sqrt(fade * mass) * moved
         left = 1 - self._one_rate - self._many_rate + (not straight) * self._one_rate * fade
@@ -94,7 +86,7 @@ class CMAES:
         else:
             self.covariance = left * self.covariance + self._one_rate * np.outer(self.shape_path, self.shape_path)
             self.covariance += self._many_rate * (steps.T * weights) @ steps
-        self.sigma *= grown * math.exp(min(1.0, self._path_rate / self._damping * (length / self._length - 1)))
+        self.sigma *= math.exp(min(1.0, self._path_rate / self._damping * (length / self._length - 1)))
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What must survive a restart: JSON values and arrays."""

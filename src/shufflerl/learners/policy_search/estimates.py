@@ -21,7 +21,6 @@ class ArmEstimates:
     inherited: float  # the share of the arms' own differences that is in this variance
     law: FloatArray  # of returns over points
     noise: float  # variance on each counter
-    shrunk: float  # the share of it by which points that few return count less
 
     @property
     def signal(self) -> float:
@@ -38,17 +37,14 @@ class ArmEstimates:
 
     def users_for(self, variance: float) -> float:
         """Users per arm that give its distance such a variance, within a tenth; a million if none do."""
-        tilt, users = _tilt(self.law), 1.0
-        while users < 1e6:
-            each = users * self.law + 1e-9
-            weights = tilt / (each + self.shrunk * self.noise)
-            if (weights**2 * (each + self.noise)).sum() <= variance * (users * (weights @ tilt)) ** 2:
-                break
+        tilt = _tilt(self.law)
+        users = 1.0
+        while users < 1e6 and users**2 * float((tilt**2 / (users * self.law + self.noise + 1e-9)).sum()) * variance < 1:
             users *= 1.1
         return users
 
     @classmethod
-    def of(cls, counts: FloatArray, expected: FloatArray, noise: float, shrunk: float = 1.0) -> ArmEstimates:
+    def of(cls, counts: FloatArray, expected: FloatArray, noise: float, unbiased: bool = False) -> ArmEstimates:
         """From counts[arm, point] of so many expected users of each arm.
 
         Arms are compared by the linear estimate of least variance for small shifts of the law of returns over points,
@@ -57,7 +53,7 @@ class ArmEstimates:
         first order, as what is expected of each point goes with the users that an arm is estimated to have.
 
         Good arms differ in rare bad returns, which is no small shift: those weights count what noise nearly hides too
-        little there. `shrunk` is the share of the noise that they know of; with 0 the estimate is unbiased.
+        little there. An `unbiased` estimate counts each user alike whatever the noise.
         """
         users, count = float(expected.sum()), counts.shape[1]
         points = np.linspace(0.0, 1.0, count)
@@ -70,7 +66,7 @@ class ArmEstimates:
         each = expected[:, None]
         spread = each * law + noise + 1e-9
         tilt = _tilt(law)
-        weights = tilt / (each * law + shrunk * noise + 1e-9)
+        weights = tilt / (each * law + 1e-9 if unbiased else spread)
         weights /= np.maximum(each * (weights @ tilt)[:, None], 1e-12)
         # The users of each arm: what was drawn where it is known, what was expected where noise hides it.
         trust = expected / (expected + count * noise)
@@ -84,7 +80,6 @@ class ArmEstimates:
             inherited=min(0.9, float((weights**2 * each * law).sum(axis=1).mean()) / total),
             law=law,
             noise=noise,
-            shrunk=shrunk,
         )
 
 
