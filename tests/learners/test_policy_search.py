@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -80,6 +81,22 @@ def test_what_counts_tell_is_right_on_average_and_as_uncertain_as_they_say() -> 
     stated = float(np.mean([one.variance for one in told]))
     assert np.abs(estimates.mean(axis=0) - truth).max() < 5 * np.sqrt(stated / 4000) + 0.1 * np.abs(truth).max()
     assert estimates.var(axis=0).mean() == pytest.approx(stated, rel=0.15)
+
+
+def test_rare_bad_returns_count_in_full_where_the_estimate_is_unbiased() -> None:
+    """Of 100 users of one arm five return the least, of the other none. Five deviations: by chance below 1e-6."""
+    rng, expected, noise = np.random.default_rng(6), np.full(2, 100.0), 16.0
+    laws = np.array([[0.05, 0.0, 0.45, 0.5], [0.0, 0.05, 0.45, 0.5]])
+    told: dict[bool, list[ArmEstimates]] = {True: [], False: []}
+    for _ in range(4000):
+        counts = np.stack([rng.multinomial(100, law) for law in laws]) + rng.normal(0, 4, laws.shape)
+        for unbiased, estimates in told.items():
+            estimates.append(ArmEstimates.of(counts, expected, noise, unbiased))
+    truth = 0.05 / 3
+    fair, wary = (np.array([one.arms[1] - one.arms[0] for one in told[unbiased]]) for unbiased in (True, False))
+    assert abs(fair.mean() - truth) < 5 * fair.std() / math.sqrt(4000)
+    assert wary.mean() < 0.6 * truth
+    assert wary.std() < fair.std()
 
 
 def test_cma_es_finds_the_top_of_a_slanted_hill() -> None:

@@ -160,7 +160,8 @@ def choose(
                 after[j] += value * parameters[row + j]
         if layer < len(layers) - 2:
             squash(after, outputs, powers, bits)
-        values[:outputs] = after[:outputs]
+        for j in range(outputs):
+            values[j] = after[j]
         start = biases + outputs
     best, most = 0, 0.0
     for j in range(layers[-1]):
@@ -186,12 +187,12 @@ def play_tasks(
     values, after, powers = np.empty(max(layers.max(), inputs)), np.empty(layers.max()), np.empty(layers.max())
     bits = powers.view(np.int64)
     for i in range(len(given)):
-        policy, total = parameters[given[i]], 0.0
+        policy, state, total = parameters[given[i]], states[i], 0.0
         for _ in range(horizon):
-            observe(task, states[i], values)
+            observe(task, state, values)
             for j in range(inputs):
                 values[j] = (values[j] - middle[j]) / scale[j]
-            reward, over = advance(task, states[i], choose(policy, layers, values, after, powers, bits))
+            reward, over = advance(task, state, choose(policy, layers, values, after, powers, bits))
             total += reward
             if over:
                 break

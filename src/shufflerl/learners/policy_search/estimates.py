@@ -44,13 +44,16 @@ class ArmEstimates:
         return users
 
     @classmethod
-    def of(cls, counts: FloatArray, expected: FloatArray, noise: float) -> ArmEstimates:
+    def of(cls, counts: FloatArray, expected: FloatArray, noise: float, unbiased: bool = False) -> ArmEstimates:
         """From counts[arm, point] of so many expected users of each arm.
 
         Arms are compared by the linear estimate of least variance for small shifts of the law of returns over points,
         q: with x its points, weights are q (x - mean) / (users q + noise), between "each user alike", right without
         noise, and "each counter alike", right where noise is all. That users draw their arms themselves cancels to
         first order, as what is expected of each point goes with the users that an arm is estimated to have.
+
+        Good arms differ in rare bad returns, which is no small shift: those weights count what noise nearly hides too
+        little there. An `unbiased` estimate counts each user alike whatever the noise.
         """
         users, count = float(expected.sum()), counts.shape[1]
         points = np.linspace(0.0, 1.0, count)
@@ -63,7 +66,7 @@ class ArmEstimates:
         each = expected[:, None]
         spread = each * law + noise + 1e-9
         tilt = _tilt(law)
-        weights = tilt / spread
+        weights = tilt / (each * law + 1e-9 if unbiased else spread)
         weights /= np.maximum(each * (weights @ tilt)[:, None], 1e-12)
         # The users of each arm: what was drawn where it is known, what was expected where noise hides it.
         trust = expected / (expected + count * noise)

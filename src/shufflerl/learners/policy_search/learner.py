@@ -250,7 +250,7 @@ class PolicySearch(Learner):
         if self._exact and progress.phase == "search":  # who played what is known, and most policies nobody did
             played = counts.any(axis=1)
             counts, draws, expected = counts[played], draws[played], counts[played].sum(axis=1)
-        told = ArmEstimates.of(counts, expected, noise)
+        told = ArmEstimates.of(counts, expected, noise, unbiased=progress.phase != "search")
         width = float(points[-1] - points[0])
         progress.error = width * told.error
         returned = float(points[0] + width * told.mean)
