@@ -15,11 +15,12 @@ from shufflerl.experiments.setting import Setting, run
 from shufflerl.learners.base import Learner
 from shufflerl.learners.policy_search import PolicySearch
 from shufflerl.learners.policy_search.cma import CMAES
+from shufflerl.learners.policy_search.constants import C
 from shufflerl.learners.policy_search.estimates import ArmEstimates
 from shufflerl.learners.policy_search.features import state_features
-from shufflerl.learners.policy_search.learner import C
+from shufflerl.learners.policy_search.window import ReturnWindow
 from shufflerl.mdp import Problem
-from shufflerl.noise import NoNoise
+from shufflerl.noise import NoNoise, PoissonNoise
 from shufflerl.population import ReturnPopulation
 from shufflerl.privatizers.none import NoPrivacy
 from shufflerl.returns import ReturnProblem, ReturnQuery
@@ -135,23 +136,26 @@ def test_without_noise_returns_are_told_finely() -> None:
     batch = learner.next_batch()
     assert batch is not None
     assert isinstance(batch.query, ReturnQuery)
-    assert len(batch.query.points) == 256
+    assert len(batch.query.points) == C.fine_points
     assert isinstance(envs.make("MountainCar-v0"), ControlTask)
 
 
 def test_the_window_closes_on_the_lowest_return_and_opens_again_when_better_ones_are_found() -> None:
-    """Where it was kept symmetric about the mean it could not open again: MountainCar failed by that."""
-    learner = PolicySearch(ControlTask("MountainCar-v0").problem(20_000), 0)
-    for _ in range(60):
-        learner._watch(np.array([1.0, 0.0, 0.0, 0.0]), 0.5)
-    assert (learner.progress.low, learner.progress.high) == pytest.approx((-200.0, -199.5))
-    for _ in range(30):
-        learner._watch(np.array([0.9, 0.0, 0.0, 0.1]), 0.5)
-    assert learner.progress.low == -200
-    assert learner.progress.high > -199
-    for _ in range(30):
-        learner._watch(np.array([0.0, 0.0, 0.0, 1.0]), 1.0)
-    assert learner.progress.high == 0
+    """Where it was kept symmetric about the mean it could not open again."""
+    low, high = -200.0, 0.0
+
+    def adapt(times: int, shares: list[float], mean: float) -> None:
+        nonlocal low, high
+        for _ in range(times):
+            low, high = ReturnWindow(low, high, -200.0, 0.0, 0.5).adapted(np.array(shares), mean, exact=False)
+
+    adapt(60, [1.0, 0.0, 0.0, 0.0], 0.5)
+    assert (low, high) == pytest.approx((-200.0, -199.5))
+    adapt(30, [0.9, 0.0, 0.0, 0.1], 0.5)
+    assert low == -200
+    assert high > -199
+    adapt(30, [0.0, 0.0, 0.0, 1.0], 1.0)
+    assert high == 0
 
 
 def test_one_policy_that_stands_out_of_equals_is_followed_alone() -> None:
@@ -178,9 +182,9 @@ def test_users_are_kept_for_the_check_and_what_it_chose() -> None:
 def test_an_early_check_asks_many_users_even_where_no_noise_does() -> None:
     """Returns differ by themselves, and what is chosen by a handful of users is chosen by chance."""
     learner = PolicySearch(ControlTask("CartPole-v1").problem(20_000), 0)
-    learner._set_noise(0.0)
+    learner.expect(NoNoise())
     learner.progress.value = 500.0
-    learner._end(15_000)
+    learner.conclude(15_000)
     assert learner.progress.phase == "check"
     assert 50 * len(learner.candidates) <= learner.progress.users <= 1_000
 
@@ -238,8 +242,7 @@ def test_the_expected_noise_sizes_the_first_batch_and_without_any_users_play_pol
 def test_policies_lie_in_pairs_around_the_mean_where_there_are_few_parameters(hidden: int | None, paired: bool) -> None:
     family = {} if hidden is None else {"family": "mlp", "hidden": hidden}
     learner = PolicySearch(ControlTask("CartPole-v1").problem(20_000), 0, **family)  # type: ignore[arg-type]
-    learner._set_noise(10.0)
-    learner._search_anew()
+    learner.expect(PoissonNoise(10.0))
     batch = learner.next_batch()
     assert batch is not None
     assert len(batch.mixture.weights) == C.arms
@@ -248,14 +251,14 @@ def test_policies_lie_in_pairs_around_the_mean_where_there_are_few_parameters(hi
 
 def test_a_search_whose_returns_have_fallen_and_never_risen_begins_anew() -> None:
     learner = PolicySearch(ControlTask("CartPole-v1").problem(20_000), 0)
-    learner._set_noise(10.0)
+    learner.expect(PoissonNoise(10.0))
     learner.search.mean = np.ones(learner.network.size)
     progress = learner.progress
     progress.value, progress.highest, progress.error, progress.waited = 40.0, 60.0, 5.0, C.hopeless
-    learner._end(15_000)
+    learner.conclude(15_000)
     assert learner.search.mean.all()
     progress.waited += 1
-    learner._end(15_000)
+    learner.conclude(15_000)
     assert not learner.search.mean.any()
     assert progress.phase == "search"
 
@@ -263,11 +266,11 @@ def test_a_search_whose_returns_have_fallen_and_never_risen_begins_anew() -> Non
 def test_a_check_asks_for_the_returns_of_the_one_chosen_before_too() -> None:
     """Where a later search had found nothing, all returns of the better one were above its window."""
     learner = PolicySearch(ControlTask("MountainCar-v0").problem(20_000), 0)
-    learner._set_noise(10.0)
+    learner.expect(PoissonNoise(10.0))
     progress = learner.progress
     learner.champion, progress.checked = np.ones((1, learner.network.size)), (-180.0, -90.0)
     progress.low, progress.high, progress.value = -200.0, -199.5, -200.0
-    learner._end(1_000)
+    learner.conclude(1_000)
     assert progress.phase == "check"
     assert (progress.low, progress.high) == (-200.0, -90.0)
     np.testing.assert_array_equal(learner.candidates[0], learner.champion[0])

@@ -20,48 +20,15 @@ from shufflerl.arrays import FloatArray
 from shufflerl.counts import Release
 from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.learners.policy_search.cma import CMAES
+from shufflerl.learners.policy_search.constants import C
 from shufflerl.learners.policy_search.estimates import ArmEstimates
 from shufflerl.learners.policy_search.features import state_features
+from shufflerl.learners.policy_search.window import ReturnWindow
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.noise import Noise
 from shufflerl.policies import Network
 from shufflerl.returns import ReturnProblem, ReturnQuery
 from shufflerl.seeding import Seed
-
-
-@dataclass(frozen=True)
-class Constants:
-    """One set for all problems, chosen on seeds from 1000 on (research/ says what they are worth)."""
-
-    arms: int = 12  # policies drawn around the mean in every batch
-    pool: int = 128  # where there is no noise: so many that hardly any two users play the same
-    points: int = 4  # of the window; more tell where returns are, and cost hardly any noise
-    fine_points: int = 256  # where there is no noise
-    variance: float = 0.05  # of an arm's estimate, in widths of the window: what the smallest batches are sized for
-    certain: float = 0.55  # reliability of the arms' differences that later batches are sized for
-    uncertain: float = 0.2  # below it a batch's arms are not followed
-    growth: float = 1.2  # of batches at most, and of the step while there is nothing to follow
-    empty: float = 0.25  # of the window's width: if returns are below it on average, its upper half is not needed
-    narrowing: float = 0.75  # of the window's width from batch to batch: what is less is not settled yet
-    top: float = 0.08  # share of returns at the highest point that the window keeps to,
-    bottom: float = 0.04  # and at the lowest
-    pace: float = 2.0  # of the window's ends, in widths for each share too many
-    narrowest: float = 0.0025  # of the range of returns: the least window
-    memory: float = 0.2  # weight of a batch in running estimates and in the averaged policy;
-    longer: float = 0.05  # in one averaged over more batches
-    patience: float = 25.0  # batches without a better return, after which a search ends;
-    hopeless: float = 10.0  # so many if returns have fallen from the first and never risen
-    again: float = 0.2  # of the mean's length: the step where a search without noise goes on with more users
-    trail: int = 4  # former means that are checked too, each so many updates after the one before
-    explored: float = 0.25  # of all users, after which no search begins anew if one has found something,
-    least: float = 100.0  # or so many of the smallest batches
-    reserve: float = 0.15  # of all users, for a check of what was found and to play it:
-    checking: float = 0.5  # of the users left, in each batch of that check;
-    between: float = 200.0  # users at least in those of one before: returns differ by themselves, too
-    ending: float = 0.02  # of the users left: a search that needs more in one batch ends
-
-
-C = Constants()
 
 #: The error of a running mean beside that of one batch.
 _SETTLED = math.sqrt(C.memory / (2 - C.memory))
@@ -250,22 +217,24 @@ class PolicySearch(Learner):
         if self._exact and progress.phase == "search":  # who played what is known, and most policies nobody did
             played = counts.any(axis=1)
             counts, draws, expected = counts[played], draws[played], counts[played].sum(axis=1)
-        told = ArmEstimates.of(counts, expected, noise, unbiased=progress.phase != "search")
+        estimates = ArmEstimates.of(counts, expected, noise, unbiased=progress.phase != "search")
         width = float(points[-1] - points[0])
-        progress.error = width * told.error
-        returned = float(points[0] + width * told.mean)
-        progress.spread = (points[0] + width * np.sort(np.clip(told.mean + told.arms, 0, 1))).tolist()
+        progress.error = width * estimates.error
+        returned = float(points[0] + width * estimates.mean)
+        progress.spread = (points[0] + width * np.sort(np.clip(estimates.mean + estimates.arms, 0, 1))).tolist()
         left = self.episodes_left - users
         if progress.phase == "search":
-            self._watch(counts.sum(axis=0) / users, told.mean + 2 * told.error)
-            self._follow(draws, told, width)
+            window = ReturnWindow(progress.low, progress.high, self.low, self.high, self.narrowest)
+            shares, highest = counts.sum(axis=0) / users, estimates.mean + 2 * estimates.error
+            progress.low, progress.high = window.adapted(shares, highest, exact=noise == 0)
+            self._update_mean(draws, estimates, width)
             self._judge(returned, users)
-            self._size(told, width)
-            self._end(left)
+            self._size(estimates, width)
+            self.conclude(left)
         else:
             progress.value = returned
             if progress.phase == "check":
-                self._settle(told, width, left)
+                self._halve_candidates(estimates, width, left)
             else:
                 progress.users = max(progress.base, left / 8)
 
@@ -286,26 +255,30 @@ class PolicySearch(Learner):
         self._begin(middle - half, middle + half)
         progress.users = self._least
 
-    def _follow(self, draws: FloatArray, told: ArmEstimates, width: float) -> None:
+    def _update_mean(self, draws: FloatArray, estimates: ArmEstimates, width: float) -> None:
         """Move the mean towards the better arms, if they can be told apart; look further where there are none.
 
         While the window still closes on where returns are, the next batch will tell more: only what is certain counts.
         """
         progress, search = self.progress, self.search
-        progress.reliability = told.reliability
+        progress.reliability = estimates.reliability
         settled = progress.high - progress.low > C.narrowing * width
-        if np.ptp(told.arms) > 0 if self._exact else told.reliability >= (C.uncertain if settled else C.certain):
-            search.update(draws, told.arms, ranked=self._exact)
-            rates = np.array([1.0 if self._exact else C.memory, C.longer])[:, None]
+        if (
+            np.ptp(estimates.arms) > 0
+            if self._exact
+            else estimates.reliability >= (C.uncertain if settled else C.certain)
+        ):
+            search.update(draws, estimates.arms, ranked=self._exact)
+            rates = np.array([1.0 if self._exact else C.memory, C.slow_memory])[:, None]
             self.averages = self.averages + rates * (search.mean - self.averages)
             if search.updates % C.trail == 0:
                 self.trail = np.concatenate([self.trail[1 - C.trail :], [search.mean]])
-        elif self._exact or self._stuck(told):
+        elif self._exact or self._stuck(estimates):
             search.sigma *= C.growth
 
-    def _stuck(self, told: ArmEstimates) -> bool:
+    def _stuck(self, estimates: ArmEstimates) -> bool:
         """Whether nearly all policies return the least there is, and always did: there is nothing to follow yet."""
-        return not self.progress.risen and told.law[0] > 1 - 2 / C.arms
+        return not self.progress.risen and estimates.law[0] > 1 - 2 / C.arms
 
     def _judge(self, returned: float, users: int) -> None:
         """Keep the running return, whether it has ever risen, and since when it is no better."""
@@ -319,22 +292,22 @@ class PolicySearch(Learner):
         if progress.value > progress.highest + error:
             progress.highest, progress.waited = progress.value, 0.0
 
-    def _size(self, told: ArmEstimates, width: float) -> None:
+    def _size(self, estimates: ArmEstimates, width: float) -> None:
         """As many users as tell arms apart that differ as they did lately.
 
         Where there is nothing to follow there is nothing to size batches by, and many small ones try more policies.
         """
         progress = self.progress
-        progress.signal = _running(progress.signal, width**2 * told.signal)
+        progress.signal = _running(progress.signal, width**2 * estimates.signal)
         if self._exact:
             return
-        if self._stuck(told):
+        if self._stuck(estimates):
             progress.users = progress.base
         else:
-            wanted = C.arms * told.users_for(progress.signal / width**2 * (1 - C.certain) / C.certain)
+            wanted = C.arms * estimates.users_for(progress.signal / width**2 * (1 - C.certain) / C.certain)
             progress.users = min(max(progress.base, wanted), C.growth * max(progress.base, progress.users))
 
-    def _end(self, left: int) -> None:
+    def conclude(self, left: int) -> None:
         """End a search that finds nothing better, is too costly or too late: check what it found, or begin anew.
 
         One without noise goes on first with several users for each policy, whose returns may differ by themselves.
@@ -343,7 +316,7 @@ class PolicySearch(Learner):
         assert progress.value is not None
         done = progress.value > self.high - 0.02 * (self.high - self.low)  # nothing is left to gain
         late = left < C.reserve * size
-        costly = progress.users > max(8 * progress.base, C.ending * left)
+        costly = progress.users > max(8 * progress.base, C.batch_share * left)
         fallen = not progress.risen and progress.highest - progress.value > 3 * progress.error * _SETTLED
         ended = progress.waited > (C.hopeless if fallen else C.patience)
         if done or late or (progress.risen and (costly or ended)):
@@ -362,18 +335,20 @@ class PolicySearch(Learner):
     def _widen(self) -> None:
         """Search around the mean again, with steps of a fifth of its length."""
         mean = self.search.mean
-        self.search = CMAES(len(mean), self._population, C.again * float(np.linalg.norm(mean)) / math.sqrt(len(mean)))
+        self.search = CMAES(
+            len(mean), self._population, C.restart_step * float(np.linalg.norm(mean)) / math.sqrt(len(mean))
+        )
         self.search.mean = mean
 
     def _checking(self, left: int) -> float:
         """Users of a batch that checks: many of the last ones, and few of those left to search."""
         late = left < C.reserve * self.problem.episodes
-        return C.checking * left if late else max(4 * self.progress.base, C.between)
+        return C.check_share * left if late else max(4 * self.progress.base, C.min_check)
 
-    def _settle(self, told: ArmEstimates, width: float, left: int) -> None:
-        """Check the better half of those checked until one is left; look for a better one while that cost few users."""
+    def _halve_candidates(self, estimates: ArmEstimates, width: float, left: int) -> None:
+        """Sequential halving of what is checked; look for a better one while that cost few users."""
         progress, size = self.progress, self.problem.episodes
-        self.scores = self.scores + told.arms / (width * max(told.variance, 1e-12))
+        self.scores = self.scores + estimates.arms / (width * max(estimates.variance, 1e-12))
         better = np.argsort(-self.scores)[: (len(self.candidates) + 1) // 2]
         self.candidates, self.scores = self.candidates[better], self.scores[better]
         if len(self.candidates) > 1:
@@ -382,33 +357,16 @@ class PolicySearch(Learner):
         self.champion, progress.checked = self.candidates, (progress.low, progress.high)
         assert progress.value is not None
         done = progress.value > self.high - 0.02 * (self.high - self.low)
-        if size - left < max(C.explored * size, C.least * progress.base) and left > 2 * C.reserve * size and not done:
+        if (
+            size - left < max(C.explored * size, C.explored_batches * progress.base)
+            and left > 2 * C.reserve * size
+            and not done
+        ):
             progress.phase = "search"
             self._search_anew()
         else:
             progress.phase, self.candidates = "commit", self.champion
             progress.users = max(progress.base, left / 8)
-
-    def _watch(self, shares: FloatArray, mean: float) -> None:
-        """Let the window's ends keep to where a few of the returns are: outwards where more are, inwards where fewer.
-
-        Noise on an arm's return goes with the window's width; but returns beyond its lower end count too little. The
-        mean return, in widths and at most what it may be, tells sooner that the window is far too wide.
-        """
-        progress, width = self.progress, self.progress.high - self.progress.low
-        bottom, top = (
-            (0.0, 0.0) if progress.noise == 0 else (C.bottom, C.top)
-        )  # without noise there is no need to be narrow
-        down, up = (
-            width * min(max(C.pace * (float(share) - kept), -0.5), 1.0)
-            for share, kept in ((shares[0], bottom), (shares[-1], top))
-        )
-        if mean < C.empty and progress.noise:
-            up = -width / 2
-        low, high = progress.low - down, progress.high + up
-        short = max(0.0, self.narrowest - (high - low)) / 2
-        low, high = max(low - short, self.low), min(high + short, self.high)
-        progress.low, progress.high = min(low, self.high - self.narrowest), max(high, self.low + self.narrowest)
 
     # What to tell and to remember.
 
