@@ -112,7 +112,7 @@ def test_the_device_of_the_page(tmp_path: Path, call: Call, monkeypatch: pytest.
         until(lambda: system.status()["finished"])
         late = Node(ENV, Invitation.load("invitation.toml"), Terms(RUN.budget), system.world.mint(), "late")
         until(lambda: system.world.shuffler.status(system.world.task).state == "finished")
-        with pytest.raises(RunOverError, match=r"The run is over: batch 0 was its last, .* spent nothing"):
+        with pytest.raises(RunOverError, match=r"The run is over: batch 0 was its last, .* neither played nor spent"):
             late.participate(timeout=PATIENCE)
         assert late.ledger.releases == []
         late.close()
