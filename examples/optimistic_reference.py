@@ -153,7 +153,7 @@ class Reference:
         self.r_variance = (by_chance[1] * r * (1 - r) + by_noise[1])[..., 1]
         self.p_variance = by_chance[0] * (self.p * (1 - self.p)).mean(-1, keepdims=True) + by_noise[0]
         self.by_chance, self.by_noise = by_chance[0] * self.p, by_noise[0]  # times (V - E V)^2: errors of E V
-        self.homogeneity = 1 - min(1.0, 5 * between.mean((1, 2, 3, 4)).max())
+        self.homogeneity = 1 - min(1.0, C.dissimilarity * between.mean((1, 2, 3, 4)).max())
         # The precision of a row's own data, and as far as steps are alike that of its posterior, which all steps make.
         variance, own = C.typical * by_chance + by_noise, 1 / (C.typical * a + b * COUNTERS)
         known = own + self.homogeneity * np.maximum(0, 1 / variance - 1 / C.typical - own)
@@ -186,7 +186,7 @@ class Reference:
         tells, z = information(tried, noise), C.optimism * worth_trying(tried, left)
         reach, still = z**2 * tells / (tells + known), (self.precision + 1 / C.typical) / (known + 1 / C.typical)
         seen = self.visits + allocated
-        seen = seen + (1 - np.minimum(1, 5 * self.between[1])) * (seen.sum(0) - seen)  # at other steps, if alike
+        seen = seen + (1 - np.minimum(1, C.dissimilarity * self.between[1])) * (seen.sum(0) - seen)  # elsewhere too
         for h in reversed(range(horizon)):
             ahead, variance = self.expected(h, values[h + 1])
             novelty = C.novelty * reach[h] * (1 + values[h + 1].max() - ahead) / (1 + seen[h])
@@ -257,8 +257,8 @@ class Reference:
         plan, hoped, _ = self.optimistic(allocated, n, left, noise, lots[0])
         idle = self.occupancy(plan, self.greedy)[-1].sum()  # who does as the greedy policy anyhow
         probing = users * (C.always + C.idle * idle if noise else C.exact_always + C.exact_idle * idle)
-        by_one, more = probing * (1.0 if noise else C.exact_each), bool(self.visits.any())
-        sizes = C.smallest_probe * smallest * np.append(0.0, 1.5 ** np.arange(64))
+        by_one, more = probing / (1 if noise else C.probes), bool(self.visits.any())
+        sizes = C.smallest_share * smallest * np.append(0.0, C.probe_step ** np.arange(64))
         while (rest := users - sum(shares)) > 0:
             last, share, most = len(shares) == len(lots) - 1, 0.0, min(by_one, probing - sum(shares), rest - smallest)
             if more and len(shares) < C.probes * parts and most >= sizes[1]:
@@ -268,7 +268,7 @@ class Reference:
             if not (more := share > 0):  # a plan, for as many as double what is known of one of its decisions
                 policy, _, doubling = self.optimistic(allocated, n, 0.0 if last else left, noise, lots[len(shares)])
                 share = np.rint(ratio(np.maximum(smallest, doubling), self.occupancy(policy, policy), np.inf).min())
-                share = rest if last or rest - share < smallest / 2 else share
+                share = rest if last or rest - share < sizes[1] else share
             policies, shares = [*policies, policy], [*shares, share]
             allocated = allocated + share * self.occupancy(policy, policy)
         return np.array(policies), np.array(shares), self.ask(allocated, hoped, variances)

@@ -49,7 +49,7 @@ def _first_probe(
     horizon, states, _ = rows.rewards.shape
     policy = np.zeros((horizon, states), dtype=np.int32)
     nothing, probed = np.zeros(rows.rewards.shape), np.zeros(horizon, dtype=np.bool_)
-    terms = Terms(most, left, noise, least / C.smallest_probe)
+    terms = Terms(most, left, noise, least / C.smallest_share)
     return plan_probe(rows, find_greedy(rows, start), nothing, terms, most, probed, policy), policy
 
 
@@ -68,7 +68,7 @@ def test_a_probe_is_the_try_of_largest_net_value(seed: int, noise: float, left: 
     bold = [error_in_probes(means[a], means.max(), errors[a], told[a], noise) for a in range(4)]
     known = np.maximum(2.0, (C.typical * told + 1) / 2) if noise == 0 else np.full(4, np.inf)
     users, policy = _first_probe(_bandit(means, errors, told), np.ones(1), smallest, most, left, noise)
-    sizes = smallest * 1.5 ** np.arange(16)
+    sizes = smallest * C.probe_step ** np.arange(16)
     gains = {
         (a, n): gain_by_integration(means[a], means.max(), bold[a], told[a], n, left, noise)
         for a in range(4)

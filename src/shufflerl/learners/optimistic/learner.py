@@ -162,7 +162,7 @@ def schedule(episodes: int, noise_sd: float, batches: int, least: int = 0) -> In
     smallest = max(smallest_try(noise_sd), float(least))
     smallest *= max(1.0, C.opening * math.log(max(1.0, episodes / smallest)) / batches)
     count = max(1, min(batches, int(episodes / smallest)))
-    places = (np.arange(count) / max(1, count - 1)) ** max(1.5, 2.5 - batches / 10)
+    places = (np.arange(count) / max(1, count - 1)) ** C.growth[min(batches, len(C.growth)) - 1]
     low, high = 0.0, math.log(max(1.0, episodes / smallest))
     while high - low > 1e-12 * high:
         growth = (low + high) / 2

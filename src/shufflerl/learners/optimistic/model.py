@@ -14,7 +14,7 @@ from shufflerl.estimation.flow import conserve
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.pooling import Releases, Sums, add_releases, pool
 from shufflerl.learners.optimistic.posterior import Family, arrange, fit
-from shufflerl.learners.optimistic.rows import Rows
+from shufflerl.learners.optimistic.rows import Rows, similarity
 from shufflerl.mdp import Problem
 
 #: Arrays of the state that have an entry for each policy of noisy releases, and those with which a pass begins.
@@ -87,7 +87,7 @@ class Model:
         """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could, or if one is all."""
         if self._problem.horizon == 1:
             return 0.0
-        return 1.0 - min(1.0, 5.0 * float(self.between.mean(axis=(1, 2)).max()))
+        return similarity(float(self.between.mean(axis=(1, 2)).max()))
 
     @property
     def start(self) -> FloatArray:

@@ -20,6 +20,7 @@ from shufflerl.learners.optimistic.rows import (
     expectation,
     expected_value,
     information,
+    similarity,
     unit_normal_loss,
     visits_for,
     worth_trying,
@@ -29,8 +30,6 @@ from shufflerl.learners.optimistic.rows import (
 _NEVER, _HARDLY = 1e-12, 1e-9
 #: Nothing further behind than this many errors is probed, and skews below this are none: limits of precision.
 _FAR, _SYMMETRIC = 8.0, 1e-9
-#: How many users a probe has is searched for in steps of this factor.
-_FINER = 1.5
 
 
 class Terms(NamedTuple):
@@ -132,7 +131,7 @@ def optimistic_policy(
                 z = C.optimism * (by_all if doubling <= users else worth_trying(doubling, left))
                 gained = information(max(users, doubling), noise)
                 squared = z * z * gained / (gained + prior) if left > 0.0 else 0.0
-                shared = seen + (1.0 - min(1.0, 5.0 * rows.between[1, x, a])) * (everywhere[x, a] - seen)
+                shared = seen + similarity(rows.between[1, x, a]) * (everywhere[x, a] - seen)
                 index = rows.rewards[h, x, a] + expectation(rows, mean, h, x, a)
                 index += C.novelty * squared * (1.0 + highest - expected) / (1.0 + shared)
                 path = along(squared * variance, expectation(rows, bonus, h, x, a), rows.homogeneity)
@@ -364,7 +363,7 @@ def plan_probe(
     users = 0.0
     step = -1
     for h in range(horizon):
-        n = C.smallest_probe * terms.smallest
+        n = C.smallest_share * terms.smallest
         while n <= most and not probed[h]:
             total = 0.0
             for x in range(states):
@@ -372,7 +371,7 @@ def plan_probe(
                     total += best_rival(rivals, h, x, n * greedy.occupancy[h, x])[0]
             if total > gain:
                 gain, users, step = total, n, h
-            n *= _FINER
+            n *= C.probe_step
     for h in range(horizon):
         for x in range(states):
             policy[h, x] = greedy.policy[h, x]
@@ -428,16 +427,16 @@ def plan_batch(
     by_one = most_probing = users * (C.always + C.idle * idle)
     if terms.noise == 0.0:
         most_probing = users * (C.exact_always + C.exact_idle * idle)
-        by_one = most_probing * C.exact_each
+        by_one = most_probing / C.probes
     probing = bool(rows.visits.any())  # nothing before something was seen
     while (rest := users - sum(shares)) > 0.0:
         policy, share = policies[len(shares)], 0.0
         last = len(shares) == len(policies) - 1
         if probing and len(shares) < C.probes * parts and not last:
             most = min(by_one, most_probing - sum(shares), rest - smallest)
-            whole = max(most, (1.0 - 1.0 / parts) * most_probing) if most >= C.smallest_probe * smallest else 0.0
+            whole = max(most, (1.0 - 1.0 / parts) * most_probing) if most >= C.smallest_share * smallest else 0.0
             if (whole := plan_probe(rows, greedy, allocated, terms, whole, probed, policy)) > 0.0:
-                share = float(round(min(most, max(C.smallest_probe * smallest, whole * max(1.0 / parts, further)))))
+                share = float(round(min(most, max(C.smallest_share * smallest, whole * max(1.0 / parts, further)))))
         probing = share > 0.0
         if not probing and not shares:
             policy[:] = plan
@@ -447,7 +446,7 @@ def plan_batch(
         occupancy_of(rows, start, policy, policy, occupancy)
         if not probing:
             share = min(max(1.0, float(np.rint(doubling(rows, allocated, terms, policy, occupancy)))), rest)
-            if last or rest - share < smallest / 2.0:
+            if last or rest - share < C.smallest_share * smallest:
                 share = rest
         shares.append(share)
         allocated += share * occupancy[..., None] * (policy[..., None] == np.arange(actions))

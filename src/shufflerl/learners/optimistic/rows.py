@@ -40,6 +40,16 @@ class Rows(NamedTuple):
 
 
 @compiled
+def similarity(between: float) -> float:
+    """How far rows whose steps differ by that variance count as alike: 1 if it is 0.
+
+    >>> similarity(0.0), similarity(0.1), similarity(0.3)
+    (1.0, 0.5, 0.0)
+    """
+    return 1.0 - min(1.0, C.dissimilarity * between)
+
+
+@compiled
 def information(visits: float, noise: float) -> float:
     """The precision that so many visits in one batch add, by noise of that variance on a counter."""
     return visits * visits / (noise + C.typical * visits) if visits > 0.0 else 0.0
