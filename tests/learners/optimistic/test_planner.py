@@ -240,10 +240,10 @@ def _batch(
     parts: int = 1,
 ) -> tuple[PolicyArray, FloatArray]:
     """The policies of a batch and how many play each, if it stands for so many parts."""
-    lots = np.random.default_rng(0).random((C.policies + (parts - 1) * C.probes, *rows.rewards.shape))
+    ties = np.random.default_rng(0).random((C.policies + (parts - 1) * C.probes, *rows.rewards.shape))
     start = np.full(rows.rewards.shape[1], 1.0 / rows.rewards.shape[1])
     variances = noise - each * np.arange(2.0 * len(rows.rewards) - 1)[::-1]
-    policies, shares, _ = plan_batch(rows, start, Terms(users, left, noise, smallest, following), variances, lots)
+    policies, shares, _ = plan_batch(rows, start, Terms(users, left, noise, smallest, following), variances, ties)
     return policies, shares
 
 
@@ -253,9 +253,9 @@ def test_nobody_probes_before_anything_was_seen() -> None:
     rows = Model(mdp.problem(10**6)).rows
     assert (find_greedy(rows, np.full(10, 0.1)).gap > 0).any()
     plan, values = np.empty((4, 10), dtype=np.int32), np.empty((5, 10))
-    lots = np.random.default_rng(0).random((C.policies, *rows.rewards.shape))
+    ties = np.random.default_rng(0).random((C.policies, *rows.rewards.shape))
     policies, _ = _batch(rows, 100.0, 1e6, 0.0, 4.0)
-    optimistic_policy(rows, np.zeros((4, 10, 2)), Terms(100.0, 1e6, 0.0, 4.0), lots[0], plan, values)
+    optimistic_policy(rows, np.zeros((4, 10, 2)), Terms(100.0, 1e6, 0.0, 4.0), ties[0], plan, values)
     np.testing.assert_array_equal(policies[0], plan)
 
 

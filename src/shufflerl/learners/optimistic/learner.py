@@ -80,8 +80,8 @@ class Optimistic(Learner):
         terms = Terms(float(users), left, self.noise_variance, smallest, following)
         # Few batches each stand for several: 10 for the 40 of whoever does not say how many.
         parts = max(1.0, C.batches / self.batches) if self.batches and self.noise_variance else 1.0
-        lots = self.rng.random((C.policies + round((parts - 1.0) * C.probes), *model.visits.shape))
-        policies, shares, asked = plan_batch(model.rows, model.start, terms, self.variances, lots)
+        ties = self.rng.random((C.policies + round((parts - 1.0) * C.probes), *model.visits.shape))
+        policies, shares, asked = plan_batch(model.rows, model.start, terms, self.variances, ties)
         asked[1, 0] |= problem.start is None  # nothing else tells where users begin
         if asked.sum() < query.touched_counters:
             query = CountQuery(problem, np.flatnonzero(asked[0]).tolist(), np.flatnonzero(asked[1]).tolist())

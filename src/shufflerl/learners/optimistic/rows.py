@@ -113,13 +113,13 @@ def expected_value(rows: Rows, values: FloatArray, h: int, x: int, a: int) -> tu
     """
     mean = expectation(rows, values, h, x, a)
     i = (h * rows.rewards.shape[1] + x) * rows.rewards.shape[2] + a
-    spread = reach = prior = 0.0
+    variance = squares = prior = 0.0
     for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
         apart = (values[h + 1, rows.successors[t]] - mean) ** 2
-        spread += rows.probabilities[t] * apart
-        reach += apart
+        variance += rows.probabilities[t] * apart
+        squares += apart
         prior += max(rows.probabilities[t], C.min_chance) * apart
-    noise = rows.noise_error[h, x, a] * reach
+    noise = rows.noise_error[h, x, a] * squares
     if noise > 0.0:
         noise *= prior / (noise + prior)
-    return mean, rows.chance_error[h, x, a] * spread + noise
+    return mean, rows.chance_error[h, x, a] * variance + noise
