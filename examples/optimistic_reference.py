@@ -153,7 +153,7 @@ class Reference:
         self.r_variance = (by_chance[1] * r * (1 - r) + by_noise[1])[..., 1]
         self.p_variance = by_chance[0] * (self.p * (1 - self.p)).mean(-1, keepdims=True) + by_noise[0]
         self.by_chance, self.by_noise = by_chance[0] * self.p, by_noise[0]  # times (V - E V)^2: errors of E V
-        self.homogeneity = 1 - min(1.0, 5 * between.mean((1, 2, 3, 4)).max())
+        self.homogeneity = 1 - min(1.0, C.dissimilarity * between.mean((1, 2, 3, 4)).max())
         # The precision of a row's own data, and as far as steps are alike that of its posterior, which all steps make.
         variance, own = C.typical * by_chance + by_noise, 1 / (C.typical * a + b * COUNTERS)
         known = own + self.homogeneity * np.maximum(0, 1 / variance - 1 / C.typical - own)
@@ -172,11 +172,11 @@ class Reference:
         return np.asarray(here + after + 2 * self.homogeneity * np.sqrt(here * after))
 
     # 4. The optimistic plan.
-    def optimistic(self, allocated: Array, users: float, left: float, noise: float, lots: Array) -> tuple[Array, ...]:
+    def optimistic(self, allocated: Array, users: float, left: float, noise: float, ties: Array) -> tuple[Array, ...]:
         """The policy that is best if every row is as good as may be worth finding out, its values, and doubling visits.
 
         A try tells J where K is known, visits `allocated` by others of the batch included: an error of variance v can
-        move by v J / (K + J). A row that few have seen may lead where nobody has been. `lots` break ties.
+        move by v J / (K + J). A row that few have seen may lead where nobody has been. Uniform `ties` break ties.
         """
         horizon, states, _ = self.shape
         policy, (values, mean, bonus) = np.zeros((horizon, states), dtype=int), np.zeros((3, horizon + 1, states))
@@ -186,14 +186,14 @@ class Reference:
         tells, z = information(tried, noise), C.optimism * worth_trying(tried, left)
         reach, still = z**2 * tells / (tells + known), (self.precision + 1 / C.typical) / (known + 1 / C.typical)
         seen = self.visits + allocated
-        seen = seen + (1 - np.minimum(1, 5 * self.between[1])) * (seen.sum(0) - seen)  # at other steps, if alike
+        seen = seen + (1 - np.minimum(1, C.dissimilarity * self.between[1])) * (seen.sum(0) - seen)  # elsewhere too
         for h in reversed(range(horizon)):
             ahead, variance = self.expected(h, values[h + 1])
             novelty = C.novelty * reach[h] * (1 + values[h + 1].max() - ahead) / (1 + seen[h])
             index = self.r[h] + self.expected(h, mean[h + 1])[0] + novelty
             path = self.along(reach[h] * still[h] * (variance + self.r_variance[h]), self.expected(h, bonus[h + 1])[0])
             upper = np.minimum(index + np.sqrt(path), horizon - h)
-            policy[h] = np.where(upper == upper.max(-1, keepdims=True), lots[h], -1.0).argmax(-1)
+            policy[h] = np.where(upper == upper.max(-1, keepdims=True), ties[h], -1.0).argmax(-1)
             best = np.arange(states), policy[h]
             values[h], mean[h], bonus[h] = upper[best], np.minimum(index, horizon - h)[best], path[best]
         return policy, values, doubling
@@ -249,29 +249,30 @@ class Reference:
         return policy, float(sizes[size])
 
     # 6. A batch: a few probes, then optimistic plans, each made as if those before it had been played.
-    def plan(self, users: float, left: float, following: float, variances: Array, smallest: float, lots: Array) -> Any:
+    def plan(self, users: float, left: float, following: float, variances: Array, smallest: float, ties: Array) -> Any:
         """Policies of a batch, users of each, counters asked; `variances` of noise if one is touched, two, ... all."""
-        noise, parts = float(variances[-1]), 1 + (len(lots) - C.policies) / C.probes  # batches it stands for, if few
+        noise, parts = float(variances[-1]), 1 + (len(ties) - C.policies) / C.probes  # batches it stands for, if few
         allocated, probed = np.zeros(self.shape), np.zeros((self.shape[0], 1, 1), dtype=bool)
         policies, shares, n = list[Array](), list[float](), max(smallest, users / parts)
-        plan, hoped, _ = self.optimistic(allocated, n, left, noise, lots[0])
+        plan, upper_values, _ = self.optimistic(allocated, n, left, noise, ties[0])
         idle = self.occupancy(plan, self.greedy)[-1].sum()  # who does as the greedy policy anyhow
         probing = users * (C.always + C.idle * idle if noise else C.exact_always + C.exact_idle * idle)
-        by_one, more = probing * (1.0 if noise else C.exact_each), bool(self.visits.any())
-        sizes = C.smallest_probe * smallest * np.append(0.0, 1.5 ** np.arange(64))
+        max_probe, more = probing / (1 if noise else C.probes), bool(self.visits.any())
+        sizes = C.smallest_share * smallest * np.append(0.0, C.probe_step ** np.arange(64))
         while (rest := users - sum(shares)) > 0:
-            last, share, most = len(shares) == len(lots) - 1, 0.0, min(by_one, probing - sum(shares), rest - smallest)
+            last, share = len(shares) == len(ties) - 1, 0.0
+            most = min(max_probe, probing - sum(shares), rest - smallest)
             if more and len(shares) < C.probes * parts and most >= sizes[1]:
                 tried = sizes <= max(most, (1 - 1 / parts) * probing)
                 policy, whole = self.probe(allocated, sizes[tried], left, noise, probed)
                 share = whole and np.rint(min(most, max(sizes[1], whole * max(1 / parts, following / left))))
             if not (more := share > 0):  # a plan, for as many as double what is known of one of its decisions
-                policy, _, doubling = self.optimistic(allocated, n, 0.0 if last else left, noise, lots[len(shares)])
+                policy, _, doubling = self.optimistic(allocated, n, 0.0 if last else left, noise, ties[len(shares)])
                 share = np.rint(ratio(np.maximum(smallest, doubling), self.occupancy(policy, policy), np.inf).min())
-                share = rest if last or rest - share < smallest / 2 else share
+                share = rest if last or rest - share < sizes[1] else share
             policies, shares = [*policies, policy], [*shares, share]
             allocated = allocated + share * self.occupancy(policy, policy)
-        return np.array(policies), np.array(shares), self.ask(allocated, hoped, variances)
+        return np.array(policies), np.array(shares), self.ask(allocated, upper_values, variances)
 
     # 7. Which counters are asked: noise grows with the number of those that a user touches.
     def ask(self, visits: Array, values: Array, variances: Array) -> Array:

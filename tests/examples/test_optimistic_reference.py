@@ -33,19 +33,19 @@ def test_every_batch_is_the_same(mdp: MDP, epsilon: float | None, batches: int |
     if epsilon is not None:
         privatizer = privatizers.make("shuffle", learner, epsilon=epsilon, delta=1e-5, seed=1)
     reference, population = Reference(mdp.rewards.shape, mdp.start), CountPopulation(mdp, 2)
-    lots = np.random.Generator(type(learner.rng.bit_generator)())
+    same = np.random.Generator(type(learner.rng.bit_generator)())
     while True:
-        lots.bit_generator.state = learner.rng.bit_generator.state
+        same.bit_generator.state = learner.rng.bit_generator.state
         left = learner.episodes_left
         batch = learner.next_batch()
         if batch is None:
             break
-        drawn = lots.random(
+        ties = same.random(
             (C.policies + (round((C.batches / batches - 1) * C.probes) if batches else 0), *mdp.rewards.shape)
         )
         smallest = smallest_try(math.sqrt(learner.noise_variance))
         users, following = float(batch.users), float(learner.sizes[batch.index + 1 :][:1].sum())
-        policies, shares, asked = reference.plan(users, left - users, following, learner.variances, smallest, drawn)
+        policies, shares, asked = reference.plan(users, left - users, following, learner.variances, smallest, ties)
         distinct, which = np.unique(policies, axis=0, return_inverse=True)
         weights = np.bincount(which.ravel(), shares / users)
         where = f"batch {batch.index}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from shufflerl.privacy.certificate import Certificate
 from shufflerl.privatizers.base import Privatizer
 from shufflerl.testing import LearnerContract
 from tests.support.examples import random_mdp
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 class TestContract(LearnerContract):
@@ -155,6 +158,11 @@ def test_batches_grow_from_what_can_be_heard_through_the_noise(noise: float) -> 
     assert sizes[0] == pytest.approx(max(2, 9 * noise), abs=1)
     growth = np.diff(np.log(sizes[sizes > 500]))
     np.testing.assert_allclose(np.diff(growth), np.diff(growth).mean(), atol=5e-3)
+
+
+@pytest.mark.parametrize("page", ["optimistic.md", "reproduce-rules.md", "suite.md"])
+def test_pages_say_how_many_constants_there_are(page: str) -> None:
+    assert f"{len(C)} constants" in (DOCS / page).read_text("utf-8")
 
 
 @pytest.mark.parametrize(("batches", "power"), [(3, 2.2), (5, 2.0), (8, 1.7), (10, 1.5), (40, 1.5), (80, 1.5)])

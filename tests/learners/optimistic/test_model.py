@@ -17,9 +17,6 @@ from shufflerl.noise import GaussianNoise, Noise, NoNoise
 from shufflerl.population import CountPopulation
 from tests.support.examples import random_mdp, random_mixture
 
-#: What is public of a model.
-PARTS = ("visits", "inverse_ess", "noise", "rewards", "reward_variances", "probabilities", "between", "rows")
-
 
 def _alike(seed: int) -> MDP:
     """Four states, two actions, six steps that are all the same."""
@@ -48,10 +45,10 @@ def _fit(mdp: MDP, users: int, batches: int, sd: float, seed: int = 0, policies:
 def _check_sound(model: Model) -> None:
     for name, part in model.rows._asdict().items():
         assert np.isfinite(part).all(), name
-    starts, rows = model._problem.layout.row_starts, model.probabilities
-    assert (rows >= 0).all()
-    if len(rows):
-        np.testing.assert_allclose(np.add.reduceat(rows, starts[:-1]), 1.0, atol=1e-9)
+    assert (model.probabilities >= 0).all()
+    starts = model.rows.row_starts
+    sums = np.diff(np.append(0.0, model.probabilities.cumsum())[starts])
+    np.testing.assert_allclose(sums[np.diff(starts) > 0], 1.0, atol=1e-9)
     assert (model.rewards >= 0).all()
     assert (model.rewards <= 1).all()
     assert (model.reward_variances >= 0).all()
@@ -115,10 +112,9 @@ def test_stated_errors_of_pooled_rows_hold(kind: str, users: int) -> None:
         stated = model.inverse_ess[0].ravel()[row] * mdp.probabilities * (1 - mdp.probabilities)
         stated += model.noise[0].ravel()[row]
         told = (model.visits.ravel()[row] > 30) & (np.diff(mdp.layout.row_starts)[row] > 1)
-        moves.append(((model._raw - mdp.probabilities) / np.sqrt(stated))[told])
+        moves.append(((model.raw - mdp.probabilities) / np.sqrt(stated))[told])
         stated = model.inverse_ess[1] * reward * (1 - reward) + model.noise[1]
-        raw = model._raw_paid[1::2].reshape(reward.shape)
-        pays.append(((raw - reward) / np.sqrt(stated))[model.visits > 30])
+        pays.append(((model.raw_rewards - reward) / np.sqrt(stated))[model.visits > 30])
     z, r = np.concatenate(moves), np.concatenate(pays)
     assert abs(z.mean()) < 0.15
     assert abs(r.mean()) < 0.25
@@ -147,7 +143,16 @@ def test_counts_without_noise_are_pooled_with_noisy_ones_as_if_theirs_were_tiny(
         noise = 0.0 if seed % 2 else 15.0
         exact.add(_release(mdp, 400, noise, seed, policies)[0])
         nearly.add(_release(mdp, 400, max(noise, 1e-3), seed, policies)[0])
-    for name in ("visits", "probabilities", "rewards", "reward_variances", "_raw", "inverse_ess", "noise"):
+    for name in (
+        "visits",
+        "probabilities",
+        "rewards",
+        "reward_variances",
+        "raw",
+        "raw_rewards",
+        "inverse_ess",
+        "noise",
+    ):
         np.testing.assert_allclose(getattr(exact, name), getattr(nearly, name), rtol=1e-3, atol=1e-4, err_msg=name)
 
 
@@ -169,7 +174,7 @@ def test_shrunk_rows_are_closer_than_raw_ones_and_know_how_close(alike: bool, mo
         mdp = _alike(seed) if alike else random_mdp(seed, 6, 4, 2, start=0)
         model, _ = _fit(mdp, 200, 20, 20.0, seed)
         row = np.repeat(model.visits[:-1].ravel() > 30, np.diff(mdp.layout.row_starts))
-        raw += ((model._raw - mdp.probabilities)[row] ** 2).sum()
+        raw += ((model.raw - mdp.probabilities)[row] ** 2).sum()
         shrunk += ((model.probabilities - mdp.probabilities)[row] ** 2).sum()
         rewards += ((model.rewards - mdp.rewards) ** 2).sum()
         stated += model.reward_variances.sum()

@@ -49,7 +49,7 @@ def _first_probe(
     horizon, states, _ = rows.rewards.shape
     policy = np.zeros((horizon, states), dtype=np.int32)
     nothing, probed = np.zeros(rows.rewards.shape), np.zeros(horizon, dtype=np.bool_)
-    terms = Terms(most, left, noise, least / C.smallest_probe)
+    terms = Terms(most, left, noise, least / C.smallest_share)
     return plan_probe(rows, find_greedy(rows, start), nothing, terms, most, probed, policy), policy
 
 
@@ -68,7 +68,7 @@ def test_a_probe_is_the_try_of_largest_net_value(seed: int, noise: float, left: 
     bold = [error_in_probes(means[a], means.max(), errors[a], told[a], noise) for a in range(4)]
     known = np.maximum(2.0, (C.typical * told + 1) / 2) if noise == 0 else np.full(4, np.inf)
     users, policy = _first_probe(_bandit(means, errors, told), np.ones(1), smallest, most, left, noise)
-    sizes = smallest * 1.5 ** np.arange(16)
+    sizes = smallest * C.probe_step ** np.arange(16)
     gains = {
         (a, n): gain_by_integration(means[a], means.max(), bold[a], told[a], n, left, noise)
         for a in range(4)
@@ -240,10 +240,10 @@ def _batch(
     parts: int = 1,
 ) -> tuple[PolicyArray, FloatArray]:
     """The policies of a batch and how many play each, if it stands for so many parts."""
-    lots = np.random.default_rng(0).random((C.policies + (parts - 1) * C.probes, *rows.rewards.shape))
+    ties = np.random.default_rng(0).random((C.policies + (parts - 1) * C.probes, *rows.rewards.shape))
     start = np.full(rows.rewards.shape[1], 1.0 / rows.rewards.shape[1])
     variances = noise - each * np.arange(2.0 * len(rows.rewards) - 1)[::-1]
-    policies, shares, _ = plan_batch(rows, start, Terms(users, left, noise, smallest, following), variances, lots)
+    policies, shares, _ = plan_batch(rows, start, Terms(users, left, noise, smallest, following), variances, ties)
     return policies, shares
 
 
@@ -253,9 +253,9 @@ def test_nobody_probes_before_anything_was_seen() -> None:
     rows = Model(mdp.problem(10**6)).rows
     assert (find_greedy(rows, np.full(10, 0.1)).gap > 0).any()
     plan, values = np.empty((4, 10), dtype=np.int32), np.empty((5, 10))
-    lots = np.random.default_rng(0).random((C.policies, *rows.rewards.shape))
+    ties = np.random.default_rng(0).random((C.policies, *rows.rewards.shape))
     policies, _ = _batch(rows, 100.0, 1e6, 0.0, 4.0)
-    optimistic_policy(rows, np.zeros((4, 10, 2)), Terms(100.0, 1e6, 0.0, 4.0), lots[0], plan, values)
+    optimistic_policy(rows, np.zeros((4, 10, 2)), Terms(100.0, 1e6, 0.0, 4.0), ties[0], plan, values)
     np.testing.assert_array_equal(policies[0], plan)
 
 

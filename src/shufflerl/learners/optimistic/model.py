@@ -14,7 +14,7 @@ from shufflerl.estimation.flow import conserve
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.pooling import Releases, Sums, add_releases, pool
 from shufflerl.learners.optimistic.posterior import Family, arrange, fit
-from shufflerl.learners.optimistic.rows import Rows
+from shufflerl.learners.optimistic.rows import Rows, similarity
 from shufflerl.mdp import Problem
 
 #: Arrays of the state that have an entry for each policy of noisy releases, and those with which a pass begins.
@@ -25,10 +25,10 @@ _BEFORE = ("probabilities", "uncertainty")
 class Model:
     """The posterior of all rows, made anew after every release.
 
-    `probabilities` has one number per possible transition, in order of tags, `rewards` is [h, x, a]. What is known of
-    transitions (f = 0) and rewards (f = 1): the data's errors `inverse_ess` and `noise` (see `pooling`), what these
-    leave open, `chance_error` and `noise_error` (see `Rows`), all [f, h, x, a], and between[f, x, a], how much steps
-    differ.
+    `probabilities` has one number per possible transition, in order of tags, `rewards` is [h, x, a]; they are made of
+    the pooled data `raw` and `raw_rewards`. What is known of transitions (f = 0) and rewards (f = 1): the data's errors
+    `inverse_ess` and `noise` (see `pooling`), what these leave open, `chance_error` and `noise_error` (see `Rows`), all
+    [f, h, x, a], and between[f, x, a], how much steps differ.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -51,7 +51,7 @@ class Model:
             "asked": np.zeros((0, 2, problem.horizon), dtype=np.bool_),
         }
         self._noisy = Releases(users=np.zeros(0), noises=np.zeros(0), shares=np.zeros(0), **none)
-        self._raw, self.probabilities = np.zeros((2, layout.size))
+        self.raw, self.probabilities = np.zeros((2, layout.size))
         self._raw_paid, self._paid = np.zeros((2, 2 * rows))
         self.inverse_ess, self.noise, self.chance_error, self.noise_error = errors = np.ones((4, 2, *shape))
         self.between: FloatArray = np.zeros((2, states, actions))
@@ -63,7 +63,7 @@ class Model:
         self._families = [Family(twos, 1.0, self._raw_paid, self._paid, between[1], *by_pair[:, 1])]
         if problem.horizon > 1:
             cells = arrange(layout.row_starts, layout.successors, pairs)
-            self._families.append(Family(cells, 0.0, self._raw, self.probabilities, between[0], *by_pair[:, 0, :-1]))
+            self._families.append(Family(cells, 0.0, self.raw, self.probabilities, between[0], *by_pair[:, 0, :-1]))
         self._fit()
 
     @property
@@ -83,11 +83,16 @@ class Model:
         return variances
 
     @property
+    def raw_rewards(self) -> FloatArray:
+        """The pooled rewards, before rows are drawn to each other."""
+        return self._raw_paid[1::2].reshape(self.visits.shape)
+
+    @property
     def homogeneity(self) -> float:
         """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could, or if one is all."""
         if self._problem.horizon == 1:
             return 0.0
-        return 1.0 - min(1.0, 5.0 * float(self.between.mean(axis=(1, 2)).max()))
+        return similarity(float(self.between.mean(axis=(1, 2)).max()))
 
     @property
     def start(self) -> FloatArray:
@@ -110,17 +115,17 @@ class Model:
         pooled = own + homogeneity * np.maximum(0.0, pooled - own)
         precision = np.append(pooled[:, :-1].mean(axis=0), pooled[1, -1:], axis=0)
         return Rows(
-            self._row_starts,
-            self._successors,
-            self.probabilities,
-            self.chance_error[0],
-            self.noise_error[0],
-            self.rewards.copy(),
-            self.reward_variances,
-            precision,
-            self.visits,
-            self.between,
-            homogeneity,
+            row_starts=self._row_starts,
+            successors=self._successors,
+            probabilities=self.probabilities,
+            chance_error=self.chance_error[0],
+            noise_error=self.noise_error[0],
+            rewards=self.rewards.copy(),
+            reward_variances=self.reward_variances,
+            precision=precision,
+            visits=self.visits,
+            between=self.between,
+            homogeneity=homogeneity,
         )
 
     def add(self, release: Release) -> None:
@@ -153,7 +158,7 @@ class Model:
         for mine, exact in zip(self._sums, self._exact, strict=True):
             mine[...] = exact
         self._add(self._noisy, self._sums)
-        data = self._raw, self._raw_paid, self.inverse_ess, self.noise
+        data = self.raw, self._raw_paid, self.inverse_ess, self.noise
         for mine, pooled in zip(data, pool(self._sums, self._row, self._widths), strict=True):
             mine[...] = pooled
         for family in self._families:

@@ -20,6 +20,7 @@ from shufflerl.learners.optimistic.rows import (
     expectation,
     expected_value,
     information,
+    similarity,
     unit_normal_loss,
     visits_for,
     worth_trying,
@@ -29,8 +30,6 @@ from shufflerl.learners.optimistic.rows import (
 _NEVER, _HARDLY = 1e-12, 1e-9
 #: Nothing further behind than this many errors is probed, and skews below this are none: limits of precision.
 _FAR, _SYMMETRIC = 8.0, 1e-9
-#: How many users a probe has is searched for in steps of this factor.
-_FINER = 1.5
 
 
 class Terms(NamedTuple):
@@ -86,11 +85,11 @@ def along(here: float, after: float, homogeneity: float) -> float:
 
 @compiled
 def optimistic_policy(
-    rows: Rows, allocated: FloatArray, terms: Terms, lots: FloatArray, policy: PolicyArray, values: FloatArray
+    rows: Rows, allocated: FloatArray, terms: Terms, ties: FloatArray, policy: PolicyArray, values: FloatArray
 ) -> None:
-    """Write the policy that is best if every row is as good as it may be worth finding out; `lots` break ties.
+    """Write the policy that is best if every row is as good as it may be worth finding out.
 
-    `values[h, x]` become what it would then earn from (h, x) on.
+    `values[h, x]` become what it would then earn from (h, x) on. Uniform `ties[h, x, a]` break ties.
 
     Let v be the variance of r + E V in row (h, x, a), V the next step's optimistic values, and I its precision, the
     visits `allocated` by others of the same batch included: these take their part off v. Trying the row with the n
@@ -118,30 +117,30 @@ def optimistic_policy(
         highest = 0.0
         for x in range(states):
             highest = max(highest, values[h + 1, x])
-        most = float(horizon - h)
+        max_value = float(horizon - h)
         for x in range(states):
             best = -1.0
-            lot = -1.0
+            tie = -1.0
             for a in range(actions):
                 expected, variance = expected_value(rows, values, h, x, a)
                 variance += rows.reward_variances[h, x, a]
                 seen = rows.visits[h, x, a] + allocated[h, x, a]
                 prior = rows.precision[h, x, a] + information(allocated[h, x, a], noise)
                 variance *= (rows.precision[h, x, a] + 1.0 / C.typical) / (prior + 1.0 / C.typical)
-                doubling = visits_for(prior, noise)
-                z = C.optimism * (by_all if doubling <= users else worth_trying(doubling, left))
-                gained = information(max(users, doubling), noise)
+                to_double = visits_for(prior, noise)
+                z = C.optimism * (by_all if to_double <= users else worth_trying(to_double, left))
+                gained = information(max(users, to_double), noise)
                 squared = z * z * gained / (gained + prior) if left > 0.0 else 0.0
-                shared = seen + (1.0 - min(1.0, 5.0 * rows.between[1, x, a])) * (everywhere[x, a] - seen)
+                shared = seen + similarity(rows.between[1, x, a]) * (everywhere[x, a] - seen)
                 index = rows.rewards[h, x, a] + expectation(rows, mean, h, x, a)
                 index += C.novelty * squared * (1.0 + highest - expected) / (1.0 + shared)
                 path = along(squared * variance, expectation(rows, bonus, h, x, a), rows.homogeneity)
-                upper = min(index + math.sqrt(path), most)
-                if upper > best or (upper == best and lots[h, x, a] > lot):
+                upper = min(index + math.sqrt(path), max_value)
+                if upper > best or (upper == best and ties[h, x, a] > tie):
                     best = upper
-                    lot = lots[h, x, a]
+                    tie = ties[h, x, a]
                     policy[h, x] = a
-                    mean[h, x] = min(index, most)
+                    mean[h, x] = min(index, max_value)
                     bonus[h, x] = path
             values[h, x] = best
 
@@ -364,7 +363,7 @@ def plan_probe(
     users = 0.0
     step = -1
     for h in range(horizon):
-        n = C.smallest_probe * terms.smallest
+        n = C.smallest_share * terms.smallest
         while n <= most and not probed[h]:
             total = 0.0
             for x in range(states):
@@ -372,7 +371,7 @@ def plan_probe(
                     total += best_rival(rivals, h, x, n * greedy.occupancy[h, x])[0]
             if total > gain:
                 gain, users, step = total, n, h
-            n *= _FINER
+            n *= C.probe_step
     for h in range(horizon):
         for x in range(states):
             policy[h, x] = greedy.policy[h, x]
@@ -399,7 +398,7 @@ def doubling(rows: Rows, allocated: FloatArray, terms: Terms, policy: PolicyArra
 
 
 def plan_batch(
-    rows: Rows, start: FloatArray, terms: Terms, variances: FloatArray, lots: FloatArray
+    rows: Rows, start: FloatArray, terms: Terms, variances: FloatArray, ties: FloatArray
 ) -> tuple[PolicyArray, FloatArray, BoolArray]:
     """The policies of a batch, how many of its users play each, and what is asked of them (`choose_counters`).
 
@@ -407,49 +406,49 @@ def plan_batch(
     users as its net value is largest for, a plan for as many as double the precision of one of its decisions (or bring
     it the smallest try). Who is left when there is no room for more plays the greedy policy. The more of the plan's
     users do as the greedy policy anyhow, the more may probe; a whole try stays for the plans. `variances` are those of
-    a counter's noise if fewer counters are asked; `lots`, of all policies there may be, break ties.
+    a counter's noise if fewer counters are asked; there are uniform `ties` for all policies there may be.
 
-    Where batches are few, each stands for `parts` of many: it has as many times the probes (one more of the `lots` for
+    Where batches are few, each stands for `parts` of many: it has as many times the probes (one more of the `ties` for
     each), and plans as bold as for a part of its users. A probe whose net value is largest with m users has m / parts
     of them, as the next batch can go on with it, or as much of m as that batch is of all that is left.
     """
     horizon, states, actions = rows.rewards.shape
     users, smallest = terms.users, terms.smallest
-    parts = 1.0 + (len(lots) - C.policies) / C.probes
+    parts = 1.0 + (len(ties) - C.policies) / C.probes
     bold, further = terms._replace(users=users / parts), terms.following / max(1.0, terms.left)
     occupancy, allocated = np.empty((horizon, states)), np.zeros((horizon, states, actions))
-    hoped, values = np.empty((horizon + 1, states)), np.empty((horizon + 1, states))
-    policies: PolicyArray = np.empty((len(lots), horizon, states), dtype=np.int32)
+    upper_values, values = np.empty((horizon + 1, states)), np.empty((horizon + 1, states))
+    policies: PolicyArray = np.empty((len(ties), horizon, states), dtype=np.int32)
     shares: list[float] = []
     plan: PolicyArray = np.empty((horizon, states), dtype=np.int32)
-    optimistic_policy(rows, allocated, bold, lots[0], plan, hoped)
+    optimistic_policy(rows, allocated, bold, ties[0], plan, upper_values)
     greedy, probed = find_greedy(rows, start), np.zeros(horizon, dtype=np.bool_)
     idle = occupancy_of(rows, start, plan, greedy.policy, occupancy)
-    by_one = most_probing = users * (C.always + C.idle * idle)
+    max_probe = max_probing = users * (C.always + C.idle * idle)
     if terms.noise == 0.0:
-        most_probing = users * (C.exact_always + C.exact_idle * idle)
-        by_one = most_probing * C.exact_each
+        max_probing = users * (C.exact_always + C.exact_idle * idle)
+        max_probe = max_probing / C.probes
     probing = bool(rows.visits.any())  # nothing before something was seen
     while (rest := users - sum(shares)) > 0.0:
         policy, share = policies[len(shares)], 0.0
         last = len(shares) == len(policies) - 1
         if probing and len(shares) < C.probes * parts and not last:
-            most = min(by_one, most_probing - sum(shares), rest - smallest)
-            whole = max(most, (1.0 - 1.0 / parts) * most_probing) if most >= C.smallest_probe * smallest else 0.0
+            most = min(max_probe, max_probing - sum(shares), rest - smallest)
+            whole = max(most, (1.0 - 1.0 / parts) * max_probing) if most >= C.smallest_share * smallest else 0.0
             if (whole := plan_probe(rows, greedy, allocated, terms, whole, probed, policy)) > 0.0:
-                share = float(round(min(most, max(C.smallest_probe * smallest, whole * max(1.0 / parts, further)))))
+                share = float(round(min(most, max(C.smallest_share * smallest, whole * max(1.0 / parts, further)))))
         probing = share > 0.0
         if not probing and not shares:
             policy[:] = plan
         elif not probing:
             now = terms._replace(left=0.0) if last else bold
-            optimistic_policy(rows, allocated, now, lots[len(shares)], policy, values)
+            optimistic_policy(rows, allocated, now, ties[len(shares)], policy, values)
         occupancy_of(rows, start, policy, policy, occupancy)
         if not probing:
             share = min(max(1.0, float(np.rint(doubling(rows, allocated, terms, policy, occupancy)))), rest)
-            if last or rest - share < smallest / 2.0:
+            if last or rest - share < C.smallest_share * smallest:
                 share = rest
         shares.append(share)
         allocated += share * occupancy[..., None] * (policy[..., None] == np.arange(actions))
-    asked = choose_counters(rows, hoped, greedy.value_variance, allocated, variances)
+    asked = choose_counters(rows, upper_values, greedy.value_variance, allocated, variances)
     return policies[: len(shares)], np.array(shares), asked

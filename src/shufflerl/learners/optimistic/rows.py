@@ -40,6 +40,16 @@ class Rows(NamedTuple):
 
 
 @compiled
+def similarity(between: float) -> float:
+    """How far rows whose steps differ by that variance count as alike: 1 if it is 0.
+
+    >>> similarity(0.0), similarity(0.1), similarity(0.3)
+    (1.0, 0.5, 0.0)
+    """
+    return 1.0 - min(1.0, C.dissimilarity * between)
+
+
+@compiled
 def information(visits: float, noise: float) -> float:
     """The precision that so many visits in one batch add, by noise of that variance on a counter."""
     return visits * visits / (noise + C.typical * visits) if visits > 0.0 else 0.0
@@ -103,13 +113,13 @@ def expected_value(rows: Rows, values: FloatArray, h: int, x: int, a: int) -> tu
     """
     mean = expectation(rows, values, h, x, a)
     i = (h * rows.rewards.shape[1] + x) * rows.rewards.shape[2] + a
-    spread = reach = prior = 0.0
+    variance = squares = prior = 0.0
     for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
         apart = (values[h + 1, rows.successors[t]] - mean) ** 2
-        spread += rows.probabilities[t] * apart
-        reach += apart
+        variance += rows.probabilities[t] * apart
+        squares += apart
         prior += max(rows.probabilities[t], C.min_chance) * apart
-    noise = rows.noise_error[h, x, a] * reach
+    noise = rows.noise_error[h, x, a] * squares
     if noise > 0.0:
         noise *= prior / (noise + prior)
-    return mean, rows.chance_error[h, x, a] * spread + noise
+    return mean, rows.chance_error[h, x, a] * variance + noise
