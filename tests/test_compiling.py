@@ -16,7 +16,16 @@ import pytest
 from shufflerl import compiling
 from shufflerl.population_kernels import draw_one
 
-CONSTANT = "VALUE = {value}"
+CONSTANT = """
+from typing import NamedTuple
+
+VALUE = {value}
+
+class {kind}(NamedTuple):
+    part: int
+
+KIND = {kind}
+"""
 CALLEE = """
 from shufflerl.compiling import compiled, inlined
 from shufflerl.constant import VALUE
@@ -34,12 +43,13 @@ from shufflerl.compiling import compiled
 from shufflerl.callee import called, pasted
 
 @compiled
-def total():
-    return called() + pasted()
+def total(kind):
+    return called() + pasted() + kind.part
 """
 PROGRAM = """
 from shufflerl.caller import total
-print(total(), sum(total.stats.cache_hits.values()))
+from shufflerl.constant import KIND
+print(total(KIND(0)), sum(total.stats.cache_hits.values()))
 """
 
 
@@ -56,10 +66,10 @@ def test_a_changed_callee_is_never_served_from_the_cache(tmp_path: Path) -> None
         "from shufflerl.compiling import compiler_clock\nfrom shufflerl.page import TITLE\n"
     )
 
-    def run(value: int, constant: int, title: str = "") -> list[int]:
+    def run(value: int, constant: int, title: str = "", kind: str = "Kind") -> list[int]:
         (package / "page.py").write_text(f"TITLE = {title!r}")
         (package / "callee.py").write_text(CALLEE.format(value=value))
-        (package / "constant.py").write_text(CONSTANT.format(value=constant))
+        (package / "constant.py").write_text(CONSTANT.format(value=constant, kind=kind))
         done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True)
         return [int(word) for word in done.stdout.split()]
 
@@ -68,6 +78,7 @@ def test_a_changed_callee_is_never_served_from_the_cache(tmp_path: Path) -> None
     assert run(1, 1, "other") == [2, 1], "nor does a file that no kernel sees matter"
     assert run(10, 1) == [20, 0]
     assert run(10, 2) == [40, 0], "a constant of another file is compiled in too"
+    assert run(10, 2, kind="Other") == [40, 0], "nor does a cache that knows a type by its former name"
 
 
 @pytest.mark.parametrize("trouble", [AttributeError("no _cache"), RuntimeError("no place to write")])

@@ -41,9 +41,9 @@ _STAMP = _sources_digest()
 def compiled(function: Kernel) -> Kernel:
     """Compile with numba, cached on disk: only the first run on a machine waits for the compiler.
 
-    A kernel holds the code of the kernels it calls, but numba's cache only looks at the file the kernel is in: its
-    stamp of that file is extended to all of our files. Where this cannot be done (another numba, no place to write),
-    nothing is cached: slow, not stale.
+    A kernel holds the code of the kernels it calls, but numba's cache only looks at the file the kernel is in: all of
+    our files are made a part of the version that it looks at first, before it reads of types that may be gone. Where
+    this cannot be done (another numba, no place to write), nothing is cached: slow, not stale.
 
     A kernel whose name begins with an underscore is for kernels alone: a door from Python, which has to unpack named
     tuples of arrays, would take as long to compile as a small kernel. None needs one from C.
@@ -52,7 +52,7 @@ def compiled(function: Kernel) -> Kernel:
     try:
         kernel: Any = numba.njit(cache=True, error_model="numpy", **doors)(function)
         index = kernel._cache._cache_file
-        index._source_stamp = (index._source_stamp, _STAMP)
+        index._version = (index._version, _STAMP)
     except (AttributeError, RuntimeError):
         kernel = numba.njit(error_model="numpy", **doors)(function)
     return cast(Kernel, kernel)
