@@ -15,8 +15,8 @@ from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.model import Model
 from shufflerl.learners.optimistic.planner import (
+    Outlook,
     Rivals,
-    Terms,
     as_normal,
     best_rival,
     expected_gain,
@@ -49,7 +49,7 @@ def _first_probe(
     horizon, states, _ = rows.rewards.shape
     policy = np.zeros((horizon, states), dtype=np.int32)
     nothing, probed = np.zeros(rows.rewards.shape), np.zeros(horizon, dtype=np.bool_)
-    terms = Terms(most, left, noise, least / C.smallest_share)
+    terms = Outlook(most, left, noise, least / C.smallest_share)
     return plan_probe(rows, find_greedy(rows, start), nothing, terms, most, probed, policy), policy
 
 
@@ -134,7 +134,7 @@ def test_a_visit_is_worth_its_part_of_a_whole_try() -> None:
     """Of half of the 40 visits that are known; nothing where nobody comes, or where the action is best."""
     rows = _bandit(np.array([0.5, 0.4]), np.array([1e-9, 0.05]), np.array([1e9, 39 / C.typical]))
     none = np.zeros((1, 1, 2))
-    rivals = find_rivals(rows, find_greedy(rows, np.ones(1)), none, Terms(1.0, 5e4, 0.0, 2.0))
+    rivals = find_rivals(rows, find_greedy(rows, np.ones(1)), none, Outlook(1.0, 5e4, 0.0, 2.0))
     bold = error_in_probes(0.4, 0.5, 0.05, 39 / C.typical, 0.0)
     whole = gain_by_integration(0.4, 0.5, bold, 39 / C.typical, 20.0, 5e4, 0.0)
     for visits in (5.0, 20.0):
@@ -142,7 +142,7 @@ def test_a_visit_is_worth_its_part_of_a_whole_try() -> None:
         assert which == 1
         assert value == pytest.approx(whole * visits / 20.0, rel=1e-3)
     assert best_rival(rivals, 0, 0, 20.1)[0] == 0.0
-    nobody = find_rivals(rows, find_greedy(rows, np.ones(1)), none, Terms(1.0, 0.0, 0.0, 2.0))
+    nobody = find_rivals(rows, find_greedy(rows, np.ones(1)), none, Outlook(1.0, 0.0, 0.0, 2.0))
     assert best_rival(nobody, 0, 0, 5.0) == (0.0, -1)
 
 
@@ -163,7 +163,7 @@ def test_what_is_allocated_is_not_probed_again() -> None:
     for allocated in (0.0, 1e4):
         probed = np.zeros(1, dtype=np.bool_)
         given_ = np.array([0.0, allocated]).reshape(1, 1, 2)
-        users.append(plan_probe(rows, greedy, given_, Terms(400.0, 1e5, 1.0, 8.0), 400.0, probed, policy))
+        users.append(plan_probe(rows, greedy, given_, Outlook(400.0, 1e5, 1.0, 8.0), 400.0, probed, policy))
     assert users[0] > 0
     assert users[1] == 0
 
@@ -192,7 +192,7 @@ def test_the_skew_counts_by_its_part_of_the_error() -> None:
     rewards, open_ = np.full((2, 2, 2), law.mean()), np.full((2, 2, 2), law.var())
     rows = estimated_rows(mdp)._replace(rewards=rewards, reward_variances=open_, homogeneity=0.0)
     greedy = find_greedy(rows, np.ones(2) / 2)._replace(gap=np.full((2, 2, 2), 0.6), variance=open_ + 0.01)
-    error = find_rivals(rows, greedy, np.zeros((2, 2, 2)), Terms(1.0, 1e3, 0.0, 2.0)).error
+    error = find_rivals(rows, greedy, np.zeros((2, 2, 2)), Outlook(1.0, 1e3, 0.0, 2.0)).error
     skew = skewness(law.mean(), law.var(), law.var() + 0.01)
     few = 1 + C.few / (C.few + C.typical * rows.precision)
     np.testing.assert_allclose(error, C.exact_boldness * np.sqrt(as_normal(0.6, law.var() + 0.01, skew) * few))
@@ -223,7 +223,7 @@ def test_without_noise_the_probes_of_a_batch_are_at_different_steps(noise: float
     steps = []
     for _ in range(3):
         policy = np.zeros((3, 1), dtype=np.int32)
-        terms = Terms(200.0, 1e6, noise, 2.0)
+        terms = Outlook(200.0, 1e6, noise, 2.0)
         assert plan_probe(rows, greedy, np.zeros((3, 1, 2)), terms, 200.0, probed, policy) > 0
         steps.append(int(policy.argmax()))
     assert len(set(steps)) == (1 if noise else 3)
@@ -243,7 +243,7 @@ def _batch(
     ties = np.random.default_rng(0).random((C.policies + (parts - 1) * C.probes, *rows.rewards.shape))
     start = np.full(rows.rewards.shape[1], 1.0 / rows.rewards.shape[1])
     variances = noise - each * np.arange(2.0 * len(rows.rewards) - 1)[::-1]
-    policies, shares, _ = plan_batch(rows, start, Terms(users, left, noise, smallest, following), variances, ties)
+    policies, shares, _ = plan_batch(rows, start, Outlook(users, left, noise, smallest, following), variances, ties)
     return policies, shares
 
 
@@ -255,7 +255,7 @@ def test_nobody_probes_before_anything_was_seen() -> None:
     plan, values = np.empty((4, 10), dtype=np.int32), np.empty((5, 10))
     ties = np.random.default_rng(0).random((C.policies, *rows.rewards.shape))
     policies, _ = _batch(rows, 100.0, 1e6, 0.0, 4.0)
-    optimistic_policy(rows, np.zeros((4, 10, 2)), Terms(100.0, 1e6, 0.0, 4.0), ties[0], plan, values)
+    optimistic_policy(rows, np.zeros((4, 10, 2)), Outlook(100.0, 1e6, 0.0, 4.0), ties[0], plan, values)
     np.testing.assert_array_equal(policies[0], plan)
 
 

@@ -15,7 +15,7 @@ from shufflerl.errors import StateMismatchError
 from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.model import Model
-from shufflerl.learners.optimistic.planner import Terms, plan_batch, policy_estimate
+from shufflerl.learners.optimistic.planner import Outlook, plan_batch, policy_estimate
 from shufflerl.mdp import Mixture, Problem
 from shufflerl.noise import Noise
 from shufflerl.seeding import Seed
@@ -77,7 +77,7 @@ class Optimistic(Learner):
         model, problem, query = self.model, self.problem, self.query
         following = float(self.sizes[self.batches_observed + 1 :][:1].sum())
         left, smallest = float(self.episodes_left - users), smallest_try(math.sqrt(self.noise_variance))
-        terms = Terms(float(users), left, self.noise_variance, smallest, following)
+        terms = Outlook(float(users), left, self.noise_variance, smallest, following)
         # Few batches each stand for several: 10 for the 40 of whoever does not say how many.
         parts = max(1.0, C.batches / self.batches) if self.batches and self.noise_variance else 1.0
         ties = self.rng.random((C.policies + round((parts - 1.0) * C.probes), *model.visits.shape))

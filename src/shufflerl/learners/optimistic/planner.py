@@ -32,7 +32,7 @@ _NEVER, _HARDLY = 1e-12, 1e-9
 _FAR, _SYMMETRIC = 8.0, 1e-9
 
 
-class Terms(NamedTuple):
+class Outlook(NamedTuple):
     """What a batch is planned for: so many `users`, and so many `left` after it, `following` of them in the next batch.
 
     `noise` is the variance of a counter's noise if every counter is asked, `smallest` the users of the smallest try.
@@ -85,7 +85,7 @@ def along(here: float, after: float, homogeneity: float) -> float:
 
 @compiled
 def optimistic_policy(
-    rows: Rows, allocated: FloatArray, terms: Terms, ties: FloatArray, policy: PolicyArray, values: FloatArray
+    rows: Rows, allocated: FloatArray, terms: Outlook, ties: FloatArray, policy: PolicyArray, values: FloatArray
 ) -> None:
     """Write the policy that is best if every row is as good as it may be worth finding out.
 
@@ -284,7 +284,7 @@ def best_rival(rivals: Rivals, h: int, x: int, visits: float) -> tuple[float, in
 
 
 @compiled
-def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Terms) -> Rivals:
+def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Outlook) -> Rivals:
     """All actions against the greedy one, with errors as bold as probes take them."""
     horizon, states, actions = rows.rewards.shape
     noise = terms.noise
@@ -347,7 +347,13 @@ def as_normal(gap: float, variance: float, skew: float) -> float:
 
 @compiled
 def plan_probe(
-    rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Terms, most: float, probed: BoolArray, policy: PolicyArray
+    rows: Rows,
+    greedy: Greedy,
+    allocated: FloatArray,
+    terms: Outlook,
+    most: float,
+    probed: BoolArray,
+    policy: PolicyArray,
 ) -> float:
     """Write the probe of largest net value and return how many users it is for, at `most` so many; 0 if none.
 
@@ -385,7 +391,7 @@ def plan_probe(
 
 
 @compiled
-def doubling(rows: Rows, allocated: FloatArray, terms: Terms, policy: PolicyArray, occupancy: FloatArray) -> float:
+def doubling(rows: Rows, allocated: FloatArray, terms: Outlook, policy: PolicyArray, occupancy: FloatArray) -> float:
     """How many users of a policy double the precision of one of its decisions, or bring it the smallest try."""
     users = np.inf
     for h in range(policy.shape[0]):
@@ -398,7 +404,7 @@ def doubling(rows: Rows, allocated: FloatArray, terms: Terms, policy: PolicyArra
 
 
 def plan_batch(
-    rows: Rows, start: FloatArray, terms: Terms, variances: FloatArray, ties: FloatArray
+    rows: Rows, start: FloatArray, terms: Outlook, variances: FloatArray, ties: FloatArray
 ) -> tuple[PolicyArray, FloatArray, BoolArray]:
     """The policies of a batch, how many of its users play each, and what is asked of them (`choose_counters`).
 
