@@ -172,7 +172,13 @@ def test_a_sweep_takes_them_and_remembers_their_source(
 
 
 @pytest.mark.slow(3)
-def test_workers_find_what_is_in_the_current_folder(mine: Path) -> None:
+def test_workers_find_what_is_in_the_current_folder(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a sweep in another folder, which still wait for work, would not."""
+    elsewhere = [Cell(Setting("riverswim", "sdp-pe", "none", 10), seed) for seed in (0, 1)]
+    (mine / "elsewhere").mkdir()
+    with monkeypatch.context() as there:
+        there.chdir(mine / "elsewhere")
+        engine.run_cells(elsewhere, "out", workers=2)
     cells = [Cell(Setting("riverswim", "mine:Mine", "none", 10), seed) for seed in (0, 1)]
     engine.run_cells(cells, mine / "out", workers=2)
     assert [result.cell for result in store.results(mine / "out")] == cells

@@ -122,14 +122,18 @@ def _pool(cells: list[Cell], workers: int | None) -> Results:
         batch_size=1,  # each result is handed over, and stored, as soon as it is there
         return_as="generator_unordered",
         initializer=_die_with,
-        initargs=(os.getpid(),),
+        initargs=(os.getpid(), os.getcwd()),
     )
     results: Results = parallel(joblib.delayed(run_cell)(cell) for cell in cells)
     return results
 
 
-def _die_with(parent: int) -> None:
-    """End this worker when the sweep is gone: one that was killed could not tell its workers."""
+def _die_with(parent: int, _: str) -> None:
+    """End this worker when the sweep is gone: one that was killed could not tell its workers.
+
+    Workers are used again for another sweep only if they began with the same: so not in another folder, where they
+    would not find what is there.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -187,3 +187,23 @@ def test_a_batch_that_is_finished_while_its_log_is_read(front: Front, monkeypatc
     monkeypatch.setattr(Log, "begin", slowly)
     assert state_of(other) == State.released
     assert state_of(other) == State.released
+
+
+def test_closing_ends_what_ending_work_begins(front: Front) -> None:
+    broker, tasks = front().broker, list[asyncio.Task[None]]()
+
+    async def work(then: bool) -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            if then:
+                tasks.append(broker.spawn(work(False)))
+
+    async def begin() -> None:
+        tasks.append(broker.spawn(work(True)))
+        await asyncio.sleep(0)
+
+    broker.run(begin())
+    front.stores.pop().close()
+    assert len(tasks) == 2
+    assert all(task.cancelled() for task in tasks)

@@ -272,9 +272,10 @@ class Broker:
         """End the connection and its thread; nothing that was stored depends on it."""
 
         async def end() -> None:
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            while self._tasks:  # one that ends may begin another
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
             with contextlib.suppress(NatsError, OSError, TimeoutError):
                 await self.client.close()
 
