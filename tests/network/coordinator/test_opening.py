@@ -378,9 +378,9 @@ def test_one_users_vector_handed_over_again_and_again_is_not_summed(tmp_path: Pa
 def test_a_worker_that_is_killed_is_told_and_replaced() -> None:
     key, opener = crypto.new_box_key(), Opener(2)
     sealed = [crypto.seal(key.public_key(), b"info", bytes([number]) * 32) for number in range(2)]
-    opener._all(math.sqrt, [(1.0,), (4.0,)])
+    opener.starmap(math.sqrt, [(1.0,), (4.0,)])
     with pytest.raises(LostWorkersError, match="A process that opens messages has died"):
-        opener._all(os._exit, [(9,), (9,)])
+        opener.starmap(os._exit, [(9,), (9,)])
     assert opener.seeds(key.private_bytes_raw(), b"info", sealed) == [b"\0" * 32, b"\1" * 32]
     opener.close()
 

@@ -230,9 +230,13 @@ def test_the_coordinators_noise_is_as_large_whatever_the_crowd(users: int, tmp_p
     )
     drawn = []
     for _ in range(60):
-        number, agreed, _ = coordinator._asked()
+        assert coordinator.pending is not None
+        number, _, signed = coordinator.pending
+        agreed, secrets = parse_announcement(signed.payload), coordinator.store.secrets(number)
         assert agreed.batch.users >= users
-        drawn.append(coordinator._own_noise(number, agreed))
+        assert secrets is not None
+        assert secrets.own is not None
+        drawn.append(secrets.own)
         coordinator.reopen()
     own = agreed.source.own
     assert own is not None

@@ -80,7 +80,7 @@ class Opener:
             repeated += len(rows) - len(once)
             calls += [(key, info, group, part) for part in _split(once.tobytes(), wire.SEALED_TAG_BYTES)]
         total, padding, invalid = np.zeros(groups[-1].stop, dtype=np.int64), 0, repeated
-        for (_, _, group, _), result in zip(calls, self._all(count, calls), strict=True):
+        for (_, _, group, _), result in zip(calls, self.starmap(count, calls), strict=True):
             total[group.start : group.stop] += result.counts
             padding, invalid = padding + result.padding, invalid + result.invalid
         return Counted(total, padding, invalid)
@@ -91,7 +91,7 @@ class Opener:
         Whoever hands seeds over could else have one user's vector added and unmasked again and again, as with tags.
         """
         parts = [part for chunk in chunks for part in _split(chunk, wire.SEALED_SEED_BYTES)]
-        opened = [seed for some in self._all(open_seeds, [(key, info, part) for part in parts]) for seed in some]
+        opened = [seed for some in self.starmap(open_seeds, [(key, info, part) for part in parts]) for seed in some]
         first = {seed: place for place, seed in reversed(list(enumerate(opened)))}
         return [seed if first[seed] == place else None for place, seed in enumerate(opened)]
 
@@ -100,11 +100,12 @@ class Opener:
         share = -(-len(seeds) // self.workers)
         parts = [seeds[start : start + share] for start in range(0, len(seeds), share)]
         total = masking.zeros(counters, size)
-        for some in self._all(masking.sum_of_masks, [(part, counters, size) for part in parts]):
+        for some in self.starmap(masking.sum_of_masks, [(part, counters, size) for part in parts]):
             total += some
         return total
 
-    def _all(self, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
+    def starmap(self, function: Callable[..., Result], calls: Sequence[tuple[object, ...]]) -> list[Result]:
+        """What a function gives for each call, by all workers; one that has died is replaced at the next."""
         if self.workers == 1 or len(calls) < 2:
             return [function(*call) for call in calls]
         if self._pool is None:
