@@ -28,8 +28,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two more than there are processors, as many slow tests wait for processes of theirs; quick ones do not."""
-    return (os.cpu_count() or 1) + (0 if config.option.markexpr == "not slow" else 2)
+    """Three more than there are processors, as many slow tests wait for processes of theirs; quick ones do not."""
+    return (os.cpu_count() or 1) + (0 if config.option.markexpr == "not slow" else 3)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
