@@ -59,7 +59,7 @@ def pytest_sessionstart() -> None:
 
 
 #: Processor seconds of a file's quick tests that are traced before sys.monitoring, where each costs half as much again.
-TRACED = 0.3
+TRACED = 0.1
 _traced: defaultdict[Path, float] = defaultdict(float)
 
 
