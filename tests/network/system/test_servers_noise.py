@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from shufflerl.arrays import IntArray
 from shufflerl.counts import Release
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
-from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError
+from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError, StorageError
 from shufflerl.network import faults
 from shufflerl.network.coordinator import coordinator
 from shufflerl.network.coordinator.coordinator import Coordinator, SpoiltSumError
@@ -532,6 +533,18 @@ def test_the_coordinators_noise_is_drawn_once_whoever_dies_when(
     mean = agreed.source.noise(1).mean
     assert record.values.tolist() == (true + system.dummies + own - mean).tolist()
     assert system.coordinator.store.secrets(0) is None
+
+
+def test_noise_that_was_announced_and_is_gone_is_missed(system: System) -> None:
+    system.fill()
+    chunks = system.release()
+    system.coordinator.close()
+    with contextlib.closing(sqlite3.connect(system.folder / "coordinator.db")) as database, database:
+        database.execute("UPDATE batches SET own = NULL")
+    system.coordinator = Coordinator(system.folder, system.run)
+    with pytest.raises(StorageError, match=r"noise for batch 0 was announced and is not stored.*Nothing was learned"):
+        system.coordinator.absorb(chunks)
+    assert system.coordinator.store.tally()[0] == 0
 
 
 def test_every_attempt_has_noise_of_its_own(system: System) -> None:

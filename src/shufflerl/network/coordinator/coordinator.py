@@ -222,11 +222,8 @@ class Coordinator:
         self._charge(agreed, excluded)
         faults.reached("open")
         if agreed.transport == Transport.sums:
-            noisy, messages, invalid = (
-                self._unmasked(number, agreed, secret.seeds, chunks),
-                agreed.batch.users,
-                excluded,
-            )
+            noisy = self._unmasked(number, agreed, secret.seeds, chunks)
+            messages, invalid = agreed.batch.users, excluded
         else:
             noisy, messages, invalid = self._opened(number, agreed, secret.key, chunks)
         values = agreed.source.values(noisy, batch.users)
@@ -264,8 +261,15 @@ class Coordinator:
 
     def _own_noise(self, number: int, agreed: Agreement) -> IntArray:
         """What the coordinator itself adds to the counters of a batch."""
+        if agreed.source.own is None:
+            return np.zeros(agreed.query.size, dtype=np.int64)
         secret = self.store.secrets(number)
-        return np.zeros(agreed.query.size, dtype=np.int64) if secret is None or secret.own is None else secret.own
+        if secret is None or secret.own is None:
+            raise StorageError(
+                f"The coordinator's noise for batch {number} was announced and is not stored: its database is damaged. "
+                "Nothing was learned; begin another run in another folder."
+            )
+        return secret.own
 
     def _opened(self, number: int, agreed: Agreement, key: bytes, chunks: Iterable[bytes]) -> tuple[IntArray, int, int]:
         """The counts of sealed tags with the coordinator's noise, how many tags there are, and how many are left out.
