@@ -186,9 +186,15 @@ def spectrum(channels: int) -> Figure:
     assert isinstance(game, SpectrumSensing)
     fixed, known = game.best_fixed(), game.best_known(50_000, np.random.default_rng(0))
     values = each(partial(_sensed, game), SEEDS)
-    shares = [(value - fixed) / (known - fixed) for value in values]
+    public = game.problem(1)
+    family = Network(public.inputs, public.actions, head=public.head)
+    likeliest = Mixture(np.eye(1, family.size), [1.0], family)
+    untaught = _value(game, likeliest, 50_000, np.random.default_rng(0))
+    shares = [(value - fixed) / (known - fixed) for value in [*values, untaught]]
+    share = median(shares[:-1])
     what = f"spectrum sensing, {channels} channels, eps=1, 20,000 users: of the way to the best"
-    return Figure(what, "share", median(shares), 0.95, "target", "at least 0.95", median(shares) >= 0.95)
+    said = f"at least 0.95; where it is likeliest to be heard, which learns nothing: {shares[-1]:.3f}"
+    return Figure(what, "share", share, 0.95, "target", said, share >= 0.95)
 
 
 def _sensed(game: SpectrumSensing, seed: int) -> float:

@@ -127,10 +127,35 @@ def test_sensing_pays_what_its_channels_allow() -> None:
     rng, family = np.random.default_rng(0), Network(24, 8, head="score")
     policies = np.zeros((2, family.size))
     policies[0, 2] = -1.0  # the channel of the lowest rate
-    policies[1, :2] = [1.0, 0.5]  # what sounds free
+    policies[1, 0] = 1.0  # where most is to be expected
     fixed, quiet = (
         game.returns(Mixture(policies, [0.5, 0.5], family), np.full(20_000, g), rng).mean() for g in range(2)
     )
     assert fixed == pytest.approx(game.horizon * 0.8 * 0.6, abs=0.2)
     assert game.best_fixed() == pytest.approx(game.horizon * 0.48, abs=0.2)
     assert game.best_fixed() < quiet < game.best_known(20_000, rng) < game.horizon
+
+
+def test_sensing_weighs_a_slot_by_what_was_heard_lately() -> None:
+    """By Bayes' rule: of channels that were free with that chance, as many as are told sounded so and were free."""
+    game = envs.make("spectrum-sensing", n_channels=2, noise=0.7)
+    assert isinstance(game, SpectrumSensing)
+    rng = np.random.default_rng(0)
+    lately = np.broadcast_to([0.3, 0.8], (200_000, 2))
+    free = rng.random(lately.shape) < lately
+    seen, _ = game.observed(free, lately, rng)
+    sure = seen[..., 0] / game.rates
+    for low in (0.0, 0.2, 0.4, 0.6, 0.8):
+        told = (low <= sure) & (sure < low + 0.2)
+        assert free[told].mean() == pytest.approx(sure[told].mean(), abs=4 * 0.5 / np.sqrt(told.sum()))
+    assert np.array_equal(seen[..., 1:], np.stack([lately * game.rates, np.broadcast_to(game.rates, lately.shape)], -1))
+
+
+def test_sensing_without_noise_is_certain() -> None:
+    """However often a channel sounded the same, nothing is divided by zero."""
+    game = envs.make("spectrum-sensing", n_channels=2, noise=1e-3)
+    assert isinstance(game, SpectrumSensing)
+    rng, lately = np.random.default_rng(0), np.full((1, 2), 0.5)
+    for free in [np.array([[True, False]])] * 200 + [np.array([[False, True]])]:
+        seen, lately = game.observed(free, lately, rng)
+        assert np.isfinite(seen).all()

@@ -14,7 +14,8 @@ from shufflerl.mdp import UNIT, Mixture, Units
 from shufflerl.policies import Network, Scores
 from shufflerl.steps import StepProblem
 
-#: What a policy sees of each channel: how free it sounds now, and lately, times its public rate, and that rate.
+#: What a policy sees of each channel: how likely it is free and how free it sounded lately, each times its public rate,
+#: and that rate.
 FEATURES = 3
 
 
@@ -26,7 +27,9 @@ class SpectrumSensing(Player):
     eigenvalue. In every slot the node senses the energy of every channel, 1 if it is busy plus normal noise of
     deviation `noise`, which its detector turns into a likelihood of being free; and it transmits: it earns 1 if the
     channel is free and it is heard. What it does changes no channel. A policy scores each channel by what is seen of
-    it and takes the best: the head "score". How often channels are free, and for how long, it must learn.
+    it and takes the best: the head "score". How often channels are free, and for how long, it must learn: of other
+    slots the detector knows how free the channel sounded lately, an average that forgets half in every slot, and takes
+    that for its chance to be free before this slot's energy is heard.
     """
 
     def __init__(self, channels: int, horizon: int, memory: float, noise: float) -> None:
@@ -52,8 +55,9 @@ class SpectrumSensing(Player):
     def observed(self, free: BoolArray, lately: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
         """What users see[i, channel, feature] in a slot, and how free channels sounded lately[i, channel] after it."""
         rates = np.broadcast_to(self.rates, lately.shape)
-        now = 1 / (1 + np.exp((self._sense(free, rng) - 0.5) / self.noise**2))
-        return np.stack([now * rates, lately * rates, rates], axis=-1), lately + 0.5 * (now - lately)
+        now = 1 / (1 + np.exp(np.clip((self._sense(free, rng) - 0.5) / self.noise**2, -20, 20)))
+        both = now * lately / (now * lately + (1 - now) * (1 - lately))
+        return np.stack([both * rates, lately * rates, rates], axis=-1), lately + 0.5 * (now - lately)
 
     def _play(self, family: Network, policies: FloatArray, given: IntArray, rng: np.random.Generator) -> FloatArray:
         users = len(given)
