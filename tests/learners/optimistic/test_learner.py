@@ -317,7 +317,7 @@ def test_the_last_batch_commits_to_the_best_policy_of_the_posterior(
             learner.observe(privatizer.release(population.play(batch)))
         assert batch is not None
         assert len(batch.mixture.policies) == 1
-        transitions, rewards = mdp.layout.table(learner.model.probabilities), learner.model.rewards
+        transitions, rewards = mdp.layout.table(learner.model.probabilities), learner.model.rows.rewards
         best = MDP(transitions, rewards, mdp.start).optimal_value
         played = planning.policy_values(transitions, rewards, mdp.start, batch.mixture.policies)
         assert played[0] == pytest.approx(best)

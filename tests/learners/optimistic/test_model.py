@@ -49,11 +49,11 @@ def _check_sound(model: Model) -> None:
     starts = model.rows.row_starts
     sums = np.diff(np.append(0.0, model.probabilities.cumsum())[starts])
     np.testing.assert_allclose(sums[np.diff(starts) > 0], 1.0, atol=1e-9)
-    assert (model.rewards >= 0).all()
-    assert (model.rewards <= 1).all()
-    assert (model.reward_variances >= 0).all()
+    assert (model.rows.rewards >= 0).all()
+    assert (model.rows.rewards <= 1).all()
+    assert (model.rows.reward_variances >= 0).all()
     assert (model.visits >= 0).all()
-    assert 0 <= model.homogeneity <= 1
+    assert 0 <= model.rows.homogeneity <= 1
 
 
 # Visits.
@@ -114,7 +114,7 @@ def test_stated_errors_of_pooled_rows_hold(kind: str, users: int) -> None:
         told = (model.visits.ravel()[row] > 30) & (np.diff(mdp.layout.row_starts)[row] > 1)
         moves.append(((model.raw - mdp.probabilities) / np.sqrt(stated))[told])
         stated = model.inverse_ess[1] * reward * (1 - reward) + model.noise[1]
-        pays.append(((model.raw_rewards - reward) / np.sqrt(stated))[model.visits > 30])
+        pays.append(((model.raw_paid[1::2].reshape(reward.shape) - reward) / np.sqrt(stated))[model.visits > 30])
     z, r = np.concatenate(moves), np.concatenate(pays)
     assert abs(z.mean()) < 0.15
     assert abs(r.mean()) < 0.25
@@ -132,7 +132,7 @@ def test_batches_are_pooled_by_how_much_noise_they_have() -> None:
     both.add(good)
     both.add(bad)
     np.testing.assert_allclose(both.probabilities, alone.probabilities, atol=2e-3)
-    np.testing.assert_allclose(both.rewards, alone.rewards, atol=2e-3)
+    np.testing.assert_allclose(both.rows.rewards, alone.rows.rewards, atol=2e-3)
 
 
 @pytest.mark.parametrize("policies", [1, 3])
@@ -143,17 +143,11 @@ def test_counts_without_noise_are_pooled_with_noisy_ones_as_if_theirs_were_tiny(
         noise = 0.0 if seed % 2 else 15.0
         exact.add(_release(mdp, 400, noise, seed, policies)[0])
         nearly.add(_release(mdp, 400, max(noise, 1e-3), seed, policies)[0])
-    for name in (
-        "visits",
-        "probabilities",
-        "rewards",
-        "reward_variances",
-        "raw",
-        "raw_rewards",
-        "inverse_ess",
-        "noise",
-    ):
+    for name in ("visits", "probabilities", "raw", "raw_paid", "inverse_ess", "noise"):
         np.testing.assert_allclose(getattr(exact, name), getattr(nearly, name), rtol=1e-3, atol=1e-4, err_msg=name)
+    for name in ("rewards", "reward_variances"):
+        of_both = getattr(exact.rows, name), getattr(nearly.rows, name)
+        np.testing.assert_allclose(*of_both, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_many_releases_find_the_model() -> None:
@@ -163,7 +157,7 @@ def test_many_releases_find_the_model() -> None:
     row = np.repeat(seen[:-1].ravel(), np.diff(mdp.layout.row_starts))
     assert seen.mean() > 0.9
     np.testing.assert_allclose(model.probabilities[row], mdp.probabilities[row], atol=0.02)
-    np.testing.assert_allclose(model.rewards[seen], mdp.rewards[seen], atol=0.02)
+    np.testing.assert_allclose(model.rows.rewards[seen], mdp.rewards[seen], atol=0.02)
 
 
 @pytest.mark.parametrize(("alike", "most"), [(True, 0.5), (False, 0.8)])
@@ -176,8 +170,8 @@ def test_shrunk_rows_are_closer_than_raw_ones_and_know_how_close(alike: bool, mo
         row = np.repeat(model.visits[:-1].ravel() > 30, np.diff(mdp.layout.row_starts))
         raw += ((model.raw - mdp.probabilities)[row] ** 2).sum()
         shrunk += ((model.probabilities - mdp.probabilities)[row] ** 2).sum()
-        rewards += ((model.rewards - mdp.rewards) ** 2).sum()
-        stated += model.reward_variances.sum()
+        rewards += ((model.rows.rewards - mdp.rewards) ** 2).sum()
+        stated += model.rows.reward_variances.sum()
     assert shrunk < most * raw
     assert 0.5 < rewards / stated < 2.0
 
@@ -192,11 +186,11 @@ def test_steps_that_are_the_same_are_told_from_steps_that_differ(users: int, sd:
     model, _ = _fit(same, users, 30, sd)
     assert model.between[0].mean() < 0.02
     assert model.between[1].mean() < 0.03
-    assert model.homogeneity > 0.85
+    assert model.rows.homogeneity > 0.85
     model, _ = _fit(apart, users, 30, sd)
     assert 0.12 < model.between[0].mean() < 0.35
     assert 0.25 < model.between[1].mean() < 0.6
-    assert model.homogeneity == 0
+    assert model.rows.homogeneity == 0
 
 
 @pytest.mark.parametrize("sd", [0.0, 20.0])

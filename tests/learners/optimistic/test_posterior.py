@@ -274,8 +274,7 @@ def test_stated_errors_of_drawn_rows_hold(s: float, noise: float) -> None:
 @given(values=arrays(np.float64, st.integers(1, 12), elements=st.floats(-1e3, 1e3)))
 def test_projection_is_the_nearest_point_of_the_simplex(values: FloatArray) -> None:
     """Against the root of the dual problem, found by scipy."""
-    found = np.empty_like(values)
-    project(values, len(values), found)
+    found = project(values)
     low = values.max() - 1 - 1e-9  # a little less, as the difference is rounded
     shift = optimize.brentq(lambda s: np.maximum(values - s, 0).sum() - 1, low, values.max(), xtol=1e-12, rtol=1e-15)
     np.testing.assert_allclose(found, np.maximum(values - shift, 0), atol=1e-9)

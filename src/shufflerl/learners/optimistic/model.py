@@ -25,8 +25,8 @@ _BEFORE = ("probabilities", "uncertainty")
 class Model:
     """The posterior of all rows, made anew after every release.
 
-    `probabilities` has one number per possible transition, in order of tags, `rewards` is [h, x, a]; they are made of
-    the pooled data `raw` and `raw_rewards`. What is known of transitions (f = 0) and rewards (f = 1): the data's errors
+    `probabilities` has one number per possible transition, in order of tags, made of the pooled data `raw`; `raw_paid`
+    are those of rewards, a pair per row. What is known of transitions (f = 0) and rewards (f = 1): the data's errors
     `inverse_ess` and `noise` (see `pooling`), what these leave open, `chance_error` and `noise_error` (see `Rows`), all
     [f, h, x, a], and between[f, x, a], how much steps differ.
     """
@@ -52,7 +52,7 @@ class Model:
         }
         self._noisy = Releases(users=np.zeros(0), noises=np.zeros(0), shares=np.zeros(0), **none)
         self.raw, self.probabilities = np.zeros((2, layout.size))
-        self._raw_paid, self._paid = np.zeros((2, 2 * rows))
+        self.raw_paid, self._paid = np.zeros((2, 2 * rows))
         self.inverse_ess, self.noise, self.chance_error, self.noise_error = errors = np.ones((4, 2, *shape))
         self.between: FloatArray = np.zeros((2, states, actions))
         self._uncertainty = np.zeros(shape)
@@ -60,7 +60,7 @@ class Model:
         twos = arrange(np.arange(0, 2 * rows + 1, 2), np.tile(np.arange(2, dtype=np.int32), rows), pairs)
         # By visits alone the steps that pay best, and so are visited most, set the others apart: few visits of these
         # would seem to tell all. Of transitions they do tell much, as most rows lead to few states.
-        self._families = [Family(twos, 1.0, self._raw_paid, self._paid, between[1], *by_pair[:, 1])]
+        self._families = [Family(twos, 1.0, self.raw_paid, self._paid, between[1], *by_pair[:, 1])]
         if problem.horizon > 1:
             cells = arrange(layout.row_starts, layout.successors, pairs)
             self._families.append(Family(cells, 0.0, self.raw, self.probabilities, between[0], *by_pair[:, 0, :-1]))
@@ -70,29 +70,6 @@ class Model:
     def visits(self) -> FloatArray:
         """How many users were in x at step h and took a."""
         return self._sums.visits
-
-    @property
-    def rewards(self) -> FloatArray:
-        """The mean reward of every row."""
-        return self._paid[1::2].reshape(self.visits.shape)
-
-    @property
-    def reward_variances(self) -> FloatArray:
-        """What is left open of it."""
-        variances: FloatArray = self.chance_error[1] * self.rewards * (1.0 - self.rewards) + self.noise_error[1]
-        return variances
-
-    @property
-    def raw_rewards(self) -> FloatArray:
-        """The pooled rewards, before rows are drawn to each other."""
-        return self._raw_paid[1::2].reshape(self.visits.shape)
-
-    @property
-    def homogeneity(self) -> float:
-        """How alike the steps are: 1 if the same, 0 if they differ by a fifth of what they could, or if one is all."""
-        if self._problem.horizon == 1:
-            return 0.0
-        return similarity(float(self.between.mean(axis=(1, 2)).max()))
 
     @property
     def start(self) -> FloatArray:
@@ -109,7 +86,9 @@ class Model:
         The precision of a row is that of its own data, and as far as steps are alike that of its posterior, which all
         steps make: the mean of transitions and rewards. Two counters make a reward.
         """
-        homogeneity = self.homogeneity
+        rewards = self._paid[1::2].reshape(self.visits.shape)
+        several = self._problem.horizon > 1  # one step is like no other
+        homogeneity = similarity(float(self.between.mean(axis=(1, 2)).max())) if several else 0.0
         own = 1.0 / (C.typical * self.inverse_ess + self.noise * np.array([1.0, 2.0])[:, None, None, None])
         pooled = 1.0 / (C.typical * self.chance_error + self.noise_error) - 1.0 / C.typical
         pooled = own + homogeneity * np.maximum(0.0, pooled - own)
@@ -120,8 +99,8 @@ class Model:
             probabilities=self.probabilities,
             chance_error=self.chance_error[0],
             noise_error=self.noise_error[0],
-            rewards=self.rewards.copy(),
-            reward_variances=self.reward_variances,
+            rewards=rewards.copy(),
+            reward_variances=self.chance_error[1] * rewards * (1.0 - rewards) + self.noise_error[1],
             precision=precision,
             visits=self.visits,
             between=self.between,
@@ -158,7 +137,7 @@ class Model:
         for mine, exact in zip(self._sums, self._exact, strict=True):
             mine[...] = exact
         self._add(self._noisy, self._sums)
-        data = self.raw, self._raw_paid, self.inverse_ess, self.noise
+        data = self.raw, self.raw_paid, self.inverse_ess, self.noise
         for mine, pooled in zip(data, pool(self._sums, self._row, self._widths), strict=True):
             mine[...] = pooled
         for family in self._families:

@@ -70,36 +70,23 @@ class Family(NamedTuple):
     noise_error: FloatArray
 
 
-class Scratch(NamedTuple):
-    """Room for the row of one pair: weights of its steps, its mean over them, and what is projected, from and to."""
-
-    weights: FloatArray
-    mean: FloatArray
-    values: FloatArray
-    nearest: FloatArray
-
-
 @compiled
 def fit(family: Family) -> None:
     """Write the posterior of every row: how much steps differ, how concentrated rows are, then each row."""
-    horizon, pairs = family.inverse_ess.shape
-    size = 0
-    for q in range(pairs):
-        size = max(size, family.cells.pair_starts[q + 1] - family.cells.pair_starts[q])
-    scratch = Scratch(np.empty(horizon), np.empty(size), np.empty(size), np.empty(size))
+    pairs = family.inverse_ess.shape[1]
     law = np.empty((pairs, len(C.concentrations)))
     row_law = np.empty((pairs, C.row_concentrations))
     for q in range(pairs):
-        _compare_steps(family, q, scratch, law[q])
+        _compare_steps(family, q, law[q])
     learn_law(law)
     for q in range(pairs):
         family.between[q] = 0.0
         for g in range(len(C.concentrations)):
             family.between[q] += law[q, g] / (1.0 + C.concentrations[g])
-        _compare_to_uniform(family, q, scratch, row_law[q])
+        _compare_to_uniform(family, q, row_law[q])
     learn_law(row_law)
     for q in range(pairs):
-        _shrink(family, q, scratch, row_law[q])
+        _shrink(family, q, row_law[q])
 
 
 @compiled
@@ -132,51 +119,51 @@ def learn_law(likelihoods: FloatArray) -> None:
 
 
 @compiled
-def _average(family: Family, q: int, chance: float, t: float, s: Scratch) -> tuple[float, float]:
-    """Write the mean of a row over its steps with weights w = 1 / (A + B / chance + t).
+def _average(family: Family, q: int, chance: float, t: float) -> tuple[FloatArray, float, float]:
+    """The mean of a row over its steps with weights w = 1 / (A + B / chance + t), and its A and B.
 
-    Returns its A and B: sum w^2 (A + t) and sum w^2 B.
+    These are sum w^2 (A + t) and sum w^2 B.
     """
-    cells = family.cells
+    cells, first = family.cells, family.cells.pair_starts[q]
+    weights, mean = np.empty(len(family.noise)), np.empty(cells.pair_starts[q + 1] - first)
     total = by_chance = by_noise = 0.0
-    for h in range(len(s.weights)):
+    for h in range(len(weights)):
         w = 1.0 / (family.inverse_ess[h, q] + family.noise[h, q] / chance + t)
-        s.weights[h] = w
+        weights[h] = w
         total += w
         by_chance += w * w * (family.inverse_ess[h, q] + t)
         by_noise += w * w * family.noise[h, q]
-    for o in range(cells.pair_starts[q], cells.pair_starts[q + 1]):
+    for j in range(len(mean)):
         top = bottom = 0.0
-        for k in range(cells.member_starts[o], cells.member_starts[o + 1]):
-            cell = cells.members[k]
-            top += s.weights[cells.steps[cell]] * family.raw[cell]
-            bottom += s.weights[cells.steps[cell]]
-        s.mean[o - cells.pair_starts[q]] = top / bottom
-    return by_chance / total**2, by_noise / total**2
+        for cell in cells.members[cells.member_starts[first + j] : cells.member_starts[first + j + 1]]:
+            top += weights[cells.steps[cell]] * family.raw[cell]
+            bottom += weights[cells.steps[cell]]
+        mean[j] = top / bottom
+    return mean, by_chance / total**2, by_noise / total**2
 
 
 @compiled
-def _compare_steps(family: Family, q: int, s: Scratch, likelihoods: FloatArray) -> None:
+def _compare_steps(family: Family, q: int, likelihoods: FloatArray) -> None:
     """Write the log-likelihood of each concentration c of a row's steps around their mean.
 
     Every cell is normal, of variance A p(1-p) + B + t p(1-p) around a mean that is integrated out, with p the pooled
     mean and p(1-p) at its least value or more; of D cells D - 1 are free.
     """
     cells = family.cells
-    _average(family, q, C.typical, family.apart, s)
-    width = cells.pair_starts[q + 1] - cells.pair_starts[q]
+    mean, _, _ = _average(family, q, C.typical, family.apart)
+    width = len(mean)
     for g in range(len(likelihoods)):
         total = 0.0
         for j in range(width):
             o = cells.pair_starts[q] + j
-            p = min(1.0, max(0.0, s.mean[j]))
+            p = min(1.0, max(0.0, mean[j]))
             chance = max(p * (1.0 - p), C.min_chance)
             difference = chance / (1.0 + C.concentrations[g])
             zeroth = first = second = logs = 0.0
             product = 1.0  # one logarithm for many factors, each well within 1e-100 to 1e100
-            for k in range(cells.member_starts[o], cells.member_starts[o + 1]):
-                h = cells.steps[cells.members[k]]
-                apart = family.raw[cells.members[k]] - s.mean[j]
+            for cell in cells.members[cells.member_starts[o] : cells.member_starts[o + 1]]:
+                h = cells.steps[cell]
+                apart = family.raw[cell] - mean[j]
                 w = 1.0 / (family.inverse_ess[h, q] * chance + family.noise[h, q] + difference + C.min_variance)
                 zeroth += w
                 first += w * apart
@@ -191,30 +178,28 @@ def _compare_steps(family: Family, q: int, s: Scratch, likelihoods: FloatArray) 
 
 
 @compiled
-def _average_steps(family: Family, q: int, s: Scratch) -> tuple[float, int, float, float]:
-    """Write the mean over the steps; returns b, the mean p(1-p) of its cells, their number, and A and B of it."""
-    width = family.cells.pair_starts[q + 1] - family.cells.pair_starts[q]
+def _average_steps(family: Family, q: int) -> tuple[FloatArray, float, float, float]:
+    """The mean over the steps, b, the mean p(1-p) of its cells, and A and B of it."""
     chance = C.typical
     for _ in range(2):
-        by_chance, by_noise = _average(family, q, chance, family.between[q], s)
-        project(s.mean, width, s.nearest)
+        mean, by_chance, by_noise = _average(family, q, chance, family.between[q])
         chance = 0.0
-        for j in range(width):
-            chance += s.nearest[j] * (1.0 - s.nearest[j]) / width
+        for p in project(mean):
+            chance += p * (1.0 - p) / len(mean)
         chance = max(chance, C.min_chance)
-    return chance, width, by_chance, by_noise
+    return mean, chance, by_chance, by_noise
 
 
 @compiled
-def _compare_to_uniform(family: Family, q: int, s: Scratch, likelihoods: FloatArray) -> None:
+def _compare_to_uniform(family: Family, q: int, likelihoods: FloatArray) -> None:
     """Write the log-likelihood of each concentration of a row's mean over the steps around the uniform row.
 
     A cell of it is normal around 1/D, of variance b (1 + A s) / (1 + s) + B with b = (1 - 1/D) / D.
     """
-    _, width, by_chance, by_noise = _average_steps(family, q, s)
-    apart = 0.0
-    for j in range(width):
-        apart += (s.mean[j] - 1.0 / width) ** 2 / width
+    mean, _, by_chance, by_noise = _average_steps(family, q)
+    width, apart = len(mean), 0.0
+    for p in mean:
+        apart += (p - 1.0 / width) ** 2 / width
     for g in range(len(likelihoods)):
         c = C.concentrations[g]
         v = (1.0 - 1.0 / width) / width * (1.0 + by_chance * c) / (1.0 + c) + by_noise
@@ -222,15 +207,15 @@ def _compare_to_uniform(family: Family, q: int, s: Scratch, likelihoods: FloatAr
 
 
 @compiled
-def _shrink(family: Family, q: int, s: Scratch, law: FloatArray) -> None:
+def _shrink(family: Family, q: int, law: FloatArray) -> None:
     """Write the posterior of a row at every step: its own data and its mean over the steps, drawn to the uniform row.
 
     The mean's own error is left open too, as far as a step leans on it.
     """
     cells = family.cells
     horizon, pairs = family.inverse_ess.shape
-    chance, width, by_chance, by_noise = _average_steps(family, q, s)
-    usual = max((1.0 - 1.0 / width) / width, C.min_chance)
+    mean, chance, by_chance, by_noise = _average_steps(family, q)
+    usual = max((1.0 - 1.0 / len(mean)) / len(mean), C.min_chance)
     trust = shared = 0.0
     for g in range(len(law)):
         c = C.concentrations[g]
@@ -244,40 +229,32 @@ def _shrink(family: Family, q: int, s: Scratch, law: FloatArray) -> None:
         leans = (1.0 - k) ** 2
         family.chance_error[h, q] = k * inverse_ess / (1.0 + k * inverse_ess) + leans * shared
         family.noise_error[h, q] = k * noise + leans * trust * by_noise
-        first = cells.row_starts[h * pairs + q]
-        size = cells.row_starts[h * pairs + q + 1] - first
-        for j in range(size):
-            s.values[j] = s.mean[cells.outcomes[first + j] - cells.pair_starts[q]]
-        project(s.values, size, s.nearest)
-        for j in range(size):
-            prior = trust * s.nearest[j] + (1.0 - trust) / size
-            family.probabilities[first + j] = (1.0 - k) * prior
-            s.values[j] = family.raw[first + j]
-        project(s.values, size, s.nearest)
-        for j in range(size):
-            family.probabilities[first + j] += k * s.nearest[j]
+        first, last = cells.row_starts[h * pairs + q], cells.row_starts[h * pairs + q + 1]
+        near = project(mean[cells.outcomes[first:last] - cells.pair_starts[q]])
+        own = project(family.raw[first:last])
+        for j in range(last - first):
+            prior = trust * near[j] + (1.0 - trust) / (last - first)
+            family.probabilities[first + j] = (1.0 - k) * prior + k * own[j]
 
 
 @compiled
-def project(values: FloatArray, size: int, out: FloatArray) -> None:
-    """Write the point of the simplex nearest to the first values: all less some shift, but for those that fall below 0.
+def project(values: FloatArray) -> FloatArray:
+    """The point of the simplex nearest to the values: all less some shift, but for those that fall below 0.
 
     Who are these? Those below the shift that makes the others sum to 1, found in a few passes and without sorting
     (Michelot 1986): a cell that is below one such shift is below all that follow.
     """
-    kept = size
-    before = kept + 1
     shift = -1.0
-    for j in range(size):
-        shift += values[j]
-    shift /= kept
+    for value in values:
+        shift += value
+    shift /= len(values)
+    kept, before = len(values), len(values) + 1
     while kept < before:
         before, kept, total = kept, 0, 0.0
-        for j in range(size):
-            if values[j] > shift:
+        for value in values:
+            if value > shift:
                 kept += 1
-                total += values[j]
+                total += value
         if kept > 0:
             shift = (total - 1.0) / kept
-    for j in range(size):
-        out[j] = max(0.0, values[j] - shift)
+    return np.maximum(0.0, values - shift)
