@@ -263,6 +263,31 @@ def test_a_search_whose_returns_have_fallen_and_never_risen_begins_anew() -> Non
     assert progress.phase == "search"
 
 
+@pytest.mark.parametrize(
+    ("later", "left", "chosen", "noise", "phase"),
+    [
+        (204.0, 15_000, 0, 10.0, "check"),  # of a rise from 100 to 204 the second half brought 4
+        (204.0, 9_000, 0, 10.0, "search"),  # too late for another search from the start
+        (204.0, 9_000, 1, 10.0, "check"),  # this is another already
+        (230.0, 15_000, 0, 10.0, "search"),  # it still rises
+        (204.0, 15_000, 0, 0.0, "search"),  # without noise batches are small, and a rise takes many
+    ],
+)
+def test_a_search_that_hardly_rises_any_more_is_checked(
+    later: float, left: int, chosen: int, noise: float, phase: str
+) -> None:
+    learner = PolicySearch(ControlTask("CartPole-v1").problem(20_000), 0)
+    learner.expect(PoissonNoise(noise) if noise else NoNoise())
+    progress = learner.progress
+    learner.champion = np.ones((chosen, learner.network.size))
+    progress.risen, progress.lowest, progress.value, progress.stalled = True, 100.0, later, True
+    steady = [200.0] * C.min_track
+    progress.track = [[200.0 * (i + 1), value] for i, value in enumerate([*steady, later])]
+    progress.highest = later
+    learner.conclude(left)
+    assert progress.phase == phase
+
+
 def test_a_check_asks_for_the_returns_of_the_one_chosen_before_too() -> None:
     """Where a later search had found nothing, all returns of the better one were above its window."""
     learner = PolicySearch(ControlTask("MountainCar-v0").problem(20_000), 0)

@@ -27,6 +27,9 @@ class Constants:
     slow_memory: float = 0.05  # weight in the policy that is averaged over more batches
     patience: float = 25.0  # batches without a better return, after which a search ends
     hopeless: float = 10.0  # batches after which it does if returns have fallen from the first and never risen
+    slow: float = 0.1  # a search ends, too, if the second half of its users brought less of all that it has risen by
+    min_track: int = 20  # batches that it has at least
+    first_share: float = 0.5  # of all users left: with fewer the first search goes on even so
     restart_step: float = 0.2  # of the mean's length: the step where a search without noise goes on with more users
     trail: int = 4  # former means that are checked too, each so many updates after the one before
     explored: float = 0.25  # of all users, after which no search begins anew if one has found something

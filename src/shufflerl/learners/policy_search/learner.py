@@ -50,6 +50,7 @@ class _Progress:
     lowest: float = math.inf  # running return of this search
     highest: float = -math.inf
     waited: float = 0.0  # batches since it was higher than ever
+    track: list[list[float]] = field(default_factory=list)  # users of this search so far and the running return
     risen: bool = False  # whether returns have left the lowest
     stalled: bool = False  # whether one user for each policy, without noise, has led no further
     signal: float | None = None  # running variance of the arms' true returns
@@ -104,7 +105,7 @@ class PolicySearch(Learner):
         self.search = CMAES(size, self._population)
         self.draws, self.averages, self.trail = np.zeros((0, size)), np.zeros((2, size)), np.zeros((0, size))
         progress.value, progress.lowest, progress.highest, progress.waited = None, math.inf, -math.inf, 0.0
-        progress.risen, progress.stalled, progress.signal = False, False, None
+        progress.risen, progress.stalled, progress.signal, progress.track = False, False, None, []
         progress.users = self._least
 
     def expect(self, noise: Noise) -> None:
@@ -285,6 +286,8 @@ class PolicySearch(Learner):
         progress = self.progress
         progress.value = _running(progress.value, returned)
         error = progress.error * _SETTLED
+        played = progress.track[-1][0] if progress.track else 0
+        progress.track.append([played + users, progress.value])
         progress.lowest = min(progress.lowest, progress.value)
         if progress.value - progress.lowest > 3 * error:
             progress.risen = True
@@ -318,7 +321,8 @@ class PolicySearch(Learner):
         late = left < C.reserve * size
         costly = progress.users > max(8 * progress.base, C.batch_share * left)
         fallen = not progress.risen and progress.highest - progress.value > 3 * progress.error * _SETTLED
-        ended = progress.waited > (C.hopeless if fallen else C.patience)
+        slow = self._slow and (len(self.champion) > 0 or left > C.first_share * size)
+        ended = slow or progress.waited > (C.hopeless if fallen else C.patience)
         if done or late or (progress.risen and (costly or ended)):
             progress.phase = "check"
             low, high = progress.checked  # or the one chosen before may be beyond the window
@@ -331,6 +335,19 @@ class PolicySearch(Learner):
         elif self._exact and progress.waited > C.hopeless:
             progress.stalled, progress.users, progress.waited = True, progress.base, 0.0
             self._widen()
+
+    @property
+    def _slow(self) -> bool:
+        """Whether the second half of its users brought the search hardly any of what it has risen by.
+
+        Steps that get smaller make the mean over all policies better even where the search leads nowhere.
+        """
+        progress = self.progress
+        if progress.noise == 0 or not progress.risen or len(progress.track) <= C.min_track:
+            return False
+        users, value = progress.track[-1]
+        before = max((at for at in progress.track if at[0] <= users / 2), default=[0, progress.lowest])[1]
+        return value - before < C.slow * (value - progress.lowest)
 
     def _widen(self) -> None:
         """Search around the mean again, with steps of a fifth of its length."""
