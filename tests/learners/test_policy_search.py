@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shufflerl import envs, learn, learners, privatizers
+from shufflerl.counts import Release
 from shufflerl.envs.players import ControlTask
 from shufflerl.errors import InvalidInputError
 from shufflerl.experiments.setting import Setting, run
@@ -286,6 +287,23 @@ def test_a_search_that_hardly_rises_any_more_is_checked(
     progress.highest = later
     learner.conclude(left)
     assert progress.phase == phase
+
+
+def test_batches_without_noise_are_surer_than_those_with_it() -> None:
+    """Policies differ by a tenth of the window, and half of all users return the least, half the most."""
+    sizes = []
+    for noise in (NoNoise(), PoissonNoise(0.01)):
+        learner = PolicySearch(ControlTask("MountainCar-v0").problem(10**6), 0)
+        learner.expect(noise)
+        learner.progress.stalled, learner.progress.signal, learner.progress.users = True, 25.0**2, 10.0**4
+        batch = learner.next_batch()
+        assert batch is not None
+        assert isinstance(batch.query, ReturnQuery)
+        counts = np.zeros((C.arms, len(batch.query.points)))
+        counts[:, [0, -1]] = batch.users / C.arms / 2
+        learner.observe(Release(batch, counts.ravel(), noise, noise.variance))
+        sizes.append(learner.progress.users)
+    assert sizes[0] > 2.5 * sizes[1] > 0
 
 
 def test_a_check_asks_for_the_returns_of_the_one_chosen_before_too() -> None:

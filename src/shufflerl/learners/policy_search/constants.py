@@ -15,6 +15,7 @@ class Constants:
     fine_points: int = 256  # where there is no noise
     variance: float = 0.05  # of an arm's estimate, in widths of the window: what the smallest batches are sized for
     certain: float = 0.55  # reliability of the arms' differences that later batches are sized for
+    exact_certain: float = 0.8  # the same without noise, where sure batches cost few users
     uncertain: float = 0.2  # below it a batch's arms are not followed
     growth: float = 1.2  # of batches at most, and of the step while there is nothing to follow
     empty: float = 0.25  # of the window's width: if returns are below it on average, its upper half is not needed

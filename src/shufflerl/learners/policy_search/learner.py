@@ -130,6 +130,11 @@ class PolicySearch(Learner):
         return 4 + int(3 * math.log(self.network.size)) if self.progress.noise == 0 else C.arms
 
     @property
+    def _certain(self) -> float:
+        """The reliability of arms that batches are sized for."""
+        return C.certain if self.progress.noise else C.exact_certain
+
+    @property
     def _least(self) -> float:
         """Users of the smallest batches of a search."""
         if self.progress.noise is None:
@@ -267,7 +272,7 @@ class PolicySearch(Learner):
         if (
             np.ptp(estimates.arms) > 0
             if self._exact
-            else estimates.reliability >= (C.uncertain if settled else C.certain)
+            else estimates.reliability >= (C.uncertain if settled else self._certain)
         ):
             search.update(draws, estimates.arms, ranked=self._exact)
             rates = np.array([1.0 if self._exact else C.memory, C.slow_memory])[:, None]
@@ -307,7 +312,7 @@ class PolicySearch(Learner):
         if self._stuck(estimates):
             progress.users = progress.base
         else:
-            wanted = C.arms * estimates.users_for(progress.signal / width**2 * (1 - C.certain) / C.certain)
+            wanted = C.arms * estimates.users_for(progress.signal / width**2 * (1 - self._certain) / self._certain)
             progress.users = min(max(progress.base, wanted), C.growth * max(progress.base, progress.users))
 
     def conclude(self, left: int) -> None:
