@@ -14,7 +14,6 @@ from typing import Any
 from bench.policy_search import TASKS, Reached, Task, users_to_reach
 from shufflerl import plots
 
-DRAWN = (TASKS[0], TASKS[3])
 EPSILONS, USERS, SEEDS = (0.5, 1.0, 5.0), 40_000, range(20, 25)
 #: How the models are called, from the least trusting to the most.
 NAMES = {"local": "local", "users": "shuffle, users' noise", "servers": "shuffle, servers' noise", "central": "central"}
@@ -50,10 +49,10 @@ def rows(task: Task, found: Prices) -> Iterator[str]:
 
 def draw(prices: dict[Task, Prices]) -> plots.Picture:
     """A panel for each task: medians as lines, seeds as dots; what was not reached lies on the topmost line."""
-    figure = plots.new_figure(8.4, 4.0)
-    panels = figure.subplots(1, len(prices), sharey=True)
+    figure = plots.new_figure(8.4, 7.4)
+    panels = figure.subplots(math.ceil(len(prices) / 2), 2, sharey=True)
     top = 1.5 * USERS
-    for axes, (task, found) in zip(panels, prices.items(), strict=True):
+    for axes, (task, found) in zip(panels.flat, prices.items(), strict=True):
         for model, colour, marker in zip(NAMES, plots.COLOURS, "sovD", strict=False):
             look: dict[str, Any] = {"color": colour, "marker": marker}
             across = [found[epsilon, model] for epsilon in EPSILONS]
@@ -64,12 +63,15 @@ def draw(prices: dict[Task, Prices]) -> plots.Picture:
         axes.axhline(found[None, "none"].median, color=plots.INK, linestyle="--", label="no privacy")
         axes.axhline(top, color=plots.INK, linewidth=0.8)
         axes.annotate("not reached", (EPSILONS[-1], top), (0, 3), textcoords="offset points", ha="right", fontsize=9)
-        axes.set(xscale="log", yscale="log", xlabel="epsilon", title=f"{task.name} >= {task.goal:g}")
+        axes.set(xscale="log", yscale="log", title=f"{task.name} >= {task.goal:g}")
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axes.set_xticks([], minor=True)
         plots.thousands(axes.yaxis)
-    panels[0].set_ylabel(f"users until the target, of {USERS:,}")
-    plots.legend_below(figure, panels[0], 5)
+    for axes in panels[-1]:
+        axes.set_xlabel("epsilon")
+    for axes in panels[:, 0]:
+        axes.set_ylabel(f"users until the target, of {USERS:,}")
+    plots.legend_below(figure, panels.flat[0], 5)
     return figure
 
 
@@ -77,7 +79,7 @@ def main() -> None:
     """Measure, print and draw."""
     prices = {}
     print("| | " + " | ".join(f"epsilon {epsilon:g}" for epsilon in EPSILONS) + " |", "|---" * 4 + "|", sep="\n")
-    for task in DRAWN:
+    for task in TASKS:
         prices[task] = measure(task)
         print(*rows(task, prices[task]), sep="\n", flush=True)
     with plots.styled():
