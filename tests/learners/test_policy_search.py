@@ -85,6 +85,13 @@ def test_what_counts_tell_is_right_on_average_and_as_uncertain_as_they_say() -> 
     assert estimates.var(axis=0).mean() == pytest.approx(stated, rel=0.15)
 
 
+def test_no_more_than_all_of_the_differences_is_the_arms_own() -> None:
+    """Half of the arms return the least and half the most: all of the spread of users is that of arms."""
+    counts = np.zeros((6, 4))
+    counts[:3, 0] = counts[3:, -1] = 15.0
+    assert ArmEstimates.of(counts, np.full(6, 15.0), 0.5).reliability == 1.0
+
+
 def test_rare_bad_returns_count_in_full_where_the_estimate_is_unbiased() -> None:
     """Of 100 users of one arm five return the least, of the other none. Five deviations: by chance below 1e-6."""
     rng, expected, noise = np.random.default_rng(6), np.full(2, 100.0), 16.0

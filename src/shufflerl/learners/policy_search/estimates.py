@@ -32,8 +32,8 @@ class ArmEstimates:
 
     @property
     def reliability(self) -> float:
-        """The share of the arms' differences that is their own."""
-        return self.signal / max(float(self.arms.var(ddof=1)), 1e-12)
+        """The share of the arms' differences that is their own: all of it where they tell more than users could."""
+        return min(1.0, self.signal / max(float(self.arms.var(ddof=1)), 1e-12))
 
     def users_for(self, variance: float) -> float:
         """Users per arm that give its distance such a variance, within a tenth; a million if none do."""
