@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.policy_search import TASKS, Reached, Task, users_to_reach
+from bench.policy_search import TASKS, USERS, Reached, Task, users_to_reach
 from shufflerl import plots
 
-EPSILONS, USERS, SEEDS = (0.5, 1.0, 5.0), 40_000, range(20, 25)
+EPSILONS, SEEDS = (0.5, 1.0, 5.0), range(20, 25)
 #: How the models are called, from the least trusting to the most.
 NAMES = {"local": "local", "users": "shuffle, users' noise", "servers": "shuffle, servers' noise", "central": "central"}
 IMAGE = Path(__file__).parent.parent / "docs" / "images" / "policy-search.svg"

@@ -20,9 +20,9 @@ from shufflerl.learners.policy_search.constants import C
 from shufflerl.learners.policy_search.estimates import ArmEstimates
 from shufflerl.learners.policy_search.features import state_features
 from shufflerl.learners.policy_search.window import ReturnWindow
-from shufflerl.mdp import Problem
+from shufflerl.mdp import MDP, Problem
 from shufflerl.noise import NoNoise, PoissonNoise
-from shufflerl.population import ReturnPopulation
+from shufflerl.population import CountPopulation, ReturnPopulation
 from shufflerl.privatizers.none import NoPrivacy
 from shufflerl.returns import ReturnProblem, ReturnQuery
 from shufflerl.testing import LearnerContract
@@ -128,6 +128,21 @@ def test_a_tabular_learner_says_what_to_do_about_vectors_and_bad_families_are_re
         PolicySearch(problem, 0, family="mlp", hidden=50_000)
 
 
+def test_what_a_table_returns_at_most_may_be_stated() -> None:
+    """A lake of 200 steps pays once: searches would have to find that out."""
+    lake = envs.make("FrozenLake8x8-v1")
+    assert isinstance(lake, MDP)
+    problem = lake.problem(1_000)
+    learner = PolicySearch(problem, 0, highest=1)
+    learn(learner, CountPopulation(lake, 0), NoPrivacy(), batches=1)
+    assert learner.progress.high == 1.0
+    assert learner.parameters["highest"] == 1.0
+    with pytest.raises(InvalidInputError, match=r"highest is 200; expected"):
+        PolicySearch(problem, 0, highest=200)
+    with pytest.raises(InvalidInputError, match=r"highest is for problems of states and actions; expected none"):
+        PolicySearch(ControlTask("CartPole-v1").problem(100), 0, highest=1.0)
+
+
 @pytest.mark.slow(2)
 def test_cartpole_is_learned_under_the_noise_of_users() -> None:
     done = run(Setting("CartPole-v1", "policy-search", "shuffle", 12_000, epsilon=1.0, delta=1e-6), 0)
@@ -157,7 +172,7 @@ def test_the_window_closes_on_the_lowest_return_and_opens_again_when_better_ones
         for _ in range(times):
             low, high = ReturnWindow(low, high, -200.0, 0.0, 0.5).adapted(np.array(shares), mean, exact=False)
 
-    adapt(60, [1.0, 0.0, 0.0, 0.0], 0.5)
+    adapt(60, [1.0, 0.0, 0.0, 0.0], 0.1)
     assert (low, high) == pytest.approx((-200.0, -199.5))
     adapt(30, [0.9, 0.0, 0.0, 0.1], 0.5)
     assert low == -200

@@ -11,7 +11,7 @@ class Constants:
 
     arms: int = 12  # policies drawn around the mean in every batch
     pool: int = 128  # where there is no noise: so many that hardly any two users play the same
-    points: int = 4  # of the window; more tell where returns are, and cost hardly any noise
+    points: int = 6  # of the window; more tell where returns are, and cost hardly any noise
     fine_points: int = 256  # where there is no noise
     variance: float = 0.05  # of an arm's estimate, in widths of the window: what the smallest batches are sized for
     certain: float = 0.55  # reliability of the arms' differences that later batches are sized for
@@ -20,7 +20,7 @@ class Constants:
     growth: float = 1.2  # of batches at most, and of the step while there is nothing to follow
     empty: float = 0.25  # of the window's width: if returns are below it on average, its upper half is not needed
     narrowing: float = 0.75  # of the window's width from batch to batch: what is less is not settled yet
-    top_share: float = 0.08  # of returns at the window's highest point, which its upper end keeps to
+    top_share: float = 0.02  # of returns at the window's highest point, which its upper end keeps to
     bottom_share: float = 0.04  # of returns at its lowest point, which its lower end keeps to
     pace: float = 2.0  # of the window's ends, in widths for each share too many
     narrowest: float = 0.0025  # of the range of returns: the least window
@@ -34,10 +34,11 @@ class Constants:
     restart_step: float = 0.2  # of the mean's length: the step where a search without noise goes on with more users
     trail: int = 4  # former means that are checked too, each so many updates after the one before
     explored: float = 0.25  # of all users, after which no search begins anew if one has found something
-    explored_batches: float = 100.0  # or so many of the smallest batches
+    explored_batches: float = 200.0  # or so many of the smallest batches
     reserve: float = 0.15  # of all users, for a check of what was found and to play it
     check_share: float = 0.5  # of the users left, in each batch of that check
-    min_check: float = 200.0  # users of a batch of an earlier check: returns differ by themselves, too
+    early_share: float = 0.04  # the same in an earlier check: what is compared is good, and costs little
+    min_check: float = 200.0  # users of a batch of that one at least: returns differ by themselves, too
     batch_share: float = 0.02  # of the users left: a search that needs more in one batch ends
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shufflerl import checks
 from shufflerl.arrays import FloatArray
 from shufflerl.counts import Release
+from shufflerl.errors import InvalidInputError
 from shufflerl.learners.base import Estimate, Learner, View
 from shufflerl.learners.policy_search.cma import CMAES
 from shufflerl.learners.policy_search.constants import C
@@ -64,22 +65,34 @@ class PolicySearch(Learner):
     `family` is "linear" or "mlp", with one hidden layer of `hidden` units. `first` is the fewest users that a batch
     has, and how many the first one has where the noise is not known before. On a problem of states and actions it
     searches tables that do the same at every step: one logit for each state and action, or a network of the state.
+    There `highest` is the most that an episode returns, where that is known to be less than one reward for each step.
     """
 
     name: ClassVar[str] = "policy-search"
     problems: ClassVar[tuple[type[Problem] | type[ReturnProblem], ...]] = (Problem, ReturnProblem)
 
     def __init__(
-        self, problem: Problem | ReturnProblem, seed: Seed, *, family: str = "linear", hidden: int = 16, first: int = 4
+        self,
+        problem: Problem | ReturnProblem,
+        seed: Seed,
+        *,
+        family: str = "linear",
+        hidden: int = 16,
+        first: int = 4,
+        highest: float | None = None,
     ) -> None:
         chosen = checks.choice("family", family, ("linear", "mlp"))
         units = checks.whole("hidden", hidden, least=1)
         self.first = checks.whole("first", first, least=1)
-        super().__init__(problem, seed, family=chosen, hidden=units, first=self.first)
+        if highest is not None:
+            if not isinstance(problem, Problem):
+                raise InvalidInputError("highest is for problems of states and actions; expected none here.")
+            highest = checks.real("highest", highest, above=0.0, below=float(problem.horizon))
+        super().__init__(problem, seed, family=chosen, hidden=units, first=self.first, highest=highest)
         layers = (units,) if chosen == "mlp" else ()
         if isinstance(problem, Problem):
             self.low: float = 0.0
-            self.high: float = float(problem.horizon)
+            self.high: float = float(problem.horizon) if highest is None else highest
             self.features = state_features(problem)
             self.network = Network(self.features.shape[1], max(2, problem.n_actions), layers)
         else:
@@ -365,7 +378,7 @@ class PolicySearch(Learner):
     def _checking(self, left: int) -> float:
         """Users of a batch that checks: many of the last ones, and few of those left to search."""
         late = left < C.reserve * self.problem.episodes
-        return C.check_share * left if late else max(4 * self.progress.base, C.min_check)
+        return C.check_share * left if late else max(4 * self.progress.base, C.min_check, C.early_share * left)
 
     def _halve_candidates(self, estimates: ArmEstimates, width: float, left: int) -> None:
         """Sequential halving of what is checked; look for a better one while that cost few users."""
