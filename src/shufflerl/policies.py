@@ -242,7 +242,7 @@ def parse(described: Mapping[str, Any]) -> Family:
     """
     given = dict(described)
     kind = given.pop("family", None)
-    if kind not in _NAMES:
+    if not isinstance(kind, str) or kind not in _NAMES:
         raise InvalidInputError(f"The policy family is {kind!r}; expected one of: {', '.join(_NAMES)}.")
     names = _NAMES[kind]
     if given.keys() != names:

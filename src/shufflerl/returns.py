@@ -23,6 +23,9 @@ from shufflerl.policies import Network
 #: Policies of one batch, and values that a return may be rounded to.
 MAX_POLICIES, MAX_POINTS = 4096, 1024
 
+#: Of ranges of returns: the largest number, and the least width beside it that windows of it can still divide.
+MAX_RETURN, LEAST_WIDTH = 1e100, 1e-9
+
 
 @dataclass(frozen=True)
 class ReturnProblem:
@@ -50,8 +53,11 @@ class ReturnProblem:
                 f"The range of returns is from {self.low} to {self.high}; expected both ends, or neither."
             )
         if self.low is not None and self.high is not None:
-            low, high = checks.real("return_low", self.low), checks.real("return_high", self.high)
-            if low >= high:
+            low, high = (
+                checks.real(name, value, above=-MAX_RETURN, below=MAX_RETURN, closed=True)
+                for name, value in (("return_low", self.low), ("return_high", self.high))
+            )
+            if high - low <= LEAST_WIDTH * max(abs(low), abs(high)):
                 raise InvalidInputError(f"Returns are said to lie in [{low:g}, {high:g}]; expected a range.")
             object.__setattr__(self, "low", low)
             object.__setattr__(self, "high", high)

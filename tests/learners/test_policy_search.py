@@ -137,8 +137,8 @@ def test_what_a_table_returns_at_most_may_be_stated() -> None:
     learn(learner, CountPopulation(lake, 0), NoPrivacy(), batches=1)
     assert learner.progress.high == 1.0
     assert learner.parameters["highest"] == 1.0
-    with pytest.raises(InvalidInputError, match=r"highest is 200; expected"):
-        PolicySearch(problem, 0, highest=200)
+    with pytest.raises(InvalidInputError, match=r"highest is 201; expected a finite number in \[0.0002, 200\]"):
+        PolicySearch(problem, 0, highest=201)
     with pytest.raises(InvalidInputError, match=r"highest is for problems of states and actions; expected none"):
         PolicySearch(ControlTask("CartPole-v1").problem(100), 0, highest=1.0)
 
@@ -210,6 +210,42 @@ def test_an_early_check_asks_many_users_even_where_no_noise_does() -> None:
     learner.conclude(15_000)
     assert learner.progress.phase == "check"
     assert 50 * len(learner.candidates) <= learner.progress.users <= 1_000
+
+
+def test_a_check_takes_a_tenth_of_its_search_and_four_of_the_smallest_batches_at_least() -> None:
+    """What is compared is good, so that it costs little to tell it apart; at last half of all users left do."""
+    learner = PolicySearch(ControlTask("CartPole-v1").problem(50_000), 0)
+    learner.expect(PoissonNoise(4.0))
+    progress = learner.progress
+
+    def asked(searched: float, left: int) -> float:
+        progress.phase, progress.value, progress.track = "search", 500.0, [[searched, 500.0]]
+        learner.conclude(left)
+        return progress.users
+
+    assert 4 * progress.base < 1_000
+    assert asked(20_000, 20_000) == pytest.approx(2_000)
+    assert asked(1_000, 40_000) == 4 * progress.base
+    assert asked(20_000, 7_000) == 3_500
+
+
+@pytest.mark.parametrize(
+    ("size", "left", "value", "phase"),
+    [
+        (500_000, 380_000, 100.0, "search"),  # less than a quarter of all users is spent
+        (500_000, 370_000, 100.0, "commit"),
+        (50_000, 20_000, 100.0, "search"),  # or fewer than two hundred of the smallest batches
+        (50_000, 14_000, 100.0, "commit"),  # unless too few are left for another and its check
+        (50_000, 40_000, 499.0, "commit"),  # or nothing is left to gain
+    ],
+)
+def test_another_search_begins_while_few_users_are_spent(size: int, left: int, value: float, phase: str) -> None:
+    learner = PolicySearch(ControlTask("CartPole-v1").problem(size), 0)
+    learner.expect(PoissonNoise(16.0))
+    assert 30_000 < 200 * learner.progress.base < 50_000
+    learner.progress.value = value
+    learner.commit_or_search(left)
+    assert learner.progress.phase == phase
 
 
 def test_one_of_two_averaged_policies_goes_back_further() -> None:

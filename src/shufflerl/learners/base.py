@@ -24,7 +24,7 @@ from shufflerl.seeding import Seed, stream
 from shufflerl.steps import StepProblem
 
 #: Raised when what `save` writes changes, so that an older state is refused instead of misread.
-STATE_VERSION = 10
+STATE_VERSION = 11
 
 
 class Plain:

@@ -102,7 +102,7 @@ class CoordinatorConfig(Config, frozen=True):
             self.learner,
             Budget(self.epsilon, self.delta),
             self.seed,
-            learner_parameters=self.learner_parameters or learners.batch_parameters(self.learner, MIN_BATCH_SIZE),
+            learner_parameters=learners.batch_parameters(self.learner, MIN_BATCH_SIZE) | self.learner_parameters,
             honest_fraction=self.honest_fraction,
             transport=self.transport,
             excludable=self.excludable,

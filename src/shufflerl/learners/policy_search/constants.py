@@ -34,11 +34,11 @@ class Constants:
     restart_step: float = 0.2  # of the mean's length: the step where a search without noise goes on with more users
     trail: int = 4  # former means that are checked too, each so many updates after the one before
     explored: float = 0.25  # of all users, after which no search begins anew if one has found something
-    explored_batches: float = 200.0  # or so many of the smallest batches
+    explored_batches: float = 200.0  # of the smallest ones, if these have more users
     reserve: float = 0.15  # of all users, for a check of what was found and to play it
     check_share: float = 0.5  # of the users left, in each batch of that check
-    early_share: float = 0.04  # the same in an earlier check: what is compared is good, and costs little
-    min_check: float = 200.0  # users of a batch of that one at least: returns differ by themselves, too
+    early_share: float = 0.1  # of the users that a search took, in each batch of an earlier check
+    min_check: float = 200.0  # users of such a batch at least: returns differ by themselves, too
     batch_share: float = 0.02  # of the users left: a search that needs more in one batch ends
 
 

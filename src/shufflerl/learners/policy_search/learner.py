@@ -65,7 +65,8 @@ class PolicySearch(Learner):
     `family` is "linear" or "mlp", with one hidden layer of `hidden` units. `first` is the fewest users that a batch
     has, and how many the first one has where the noise is not known before. On a problem of states and actions it
     searches tables that do the same at every step: one logit for each state and action, or a network of the state.
-    There `highest` is the most that an episode returns, where that is known to be less than one reward for each step.
+    There `highest` is the most that an episode returns, where that is known to be less than one reward for each step:
+    what returns more counts as that.
     """
 
     name: ClassVar[str] = "policy-search"
@@ -87,7 +88,8 @@ class PolicySearch(Learner):
         if highest is not None:
             if not isinstance(problem, Problem):
                 raise InvalidInputError("highest is for problems of states and actions; expected none here.")
-            highest = checks.real("highest", highest, above=0.0, below=float(problem.horizon))
+            most = float(problem.horizon)
+            highest = checks.real("highest", highest, above=1e-6 * most, below=most, closed=True)
         super().__init__(problem, seed, family=chosen, hidden=units, first=self.first, highest=highest)
         layers = (units,) if chosen == "mlp" else ()
         if isinstance(problem, Problem):
@@ -335,13 +337,12 @@ class PolicySearch(Learner):
         """
         progress, size = self.progress, self.problem.episodes
         assert progress.value is not None
-        done = progress.value > self.high - 0.02 * (self.high - self.low)  # nothing is left to gain
         late = left < C.reserve * size
         costly = progress.users > max(8 * progress.base, C.batch_share * left)
         fallen = not progress.risen and progress.highest - progress.value > 3 * progress.error * _SETTLED
         slow = self._slow and (len(self.champion) > 0 or left > C.first_share * size)
         ended = slow or progress.waited > (C.hopeless if fallen else C.patience)
-        if done or late or (progress.risen and (costly or ended)):
+        if self._done or late or (progress.risen and (costly or ended)):
             progress.phase = "check"
             low, high = progress.checked  # or the one chosen before may be beyond the window
             progress.low, progress.high = min(progress.low, low), max(progress.high, high)
@@ -376,13 +377,16 @@ class PolicySearch(Learner):
         self.search.mean = mean
 
     def _checking(self, left: int) -> float:
-        """Users of a batch that checks: many of the last ones, and few of those left to search."""
-        late = left < C.reserve * self.problem.episodes
-        return C.check_share * left if late else max(4 * self.progress.base, C.min_check, C.early_share * left)
+        """Users of a batch that checks: many of the last ones, and a few beside those that the search took."""
+        progress = self.progress
+        if left < C.reserve * self.problem.episodes:
+            return C.check_share * left
+        searched = progress.track[-1][0] if progress.track else 0
+        return max(4 * progress.base, C.min_check, C.early_share * searched)
 
     def _halve_candidates(self, estimates: ArmEstimates, width: float, left: int) -> None:
-        """Sequential halving of what is checked; look for a better one while that cost few users."""
-        progress, size = self.progress, self.problem.episodes
+        """Sequential halving of what is checked."""
+        progress = self.progress
         self.scores = self.scores + estimates.arms / (width * max(estimates.variance, 1e-12))
         better = np.argsort(-self.scores)[: (len(self.candidates) + 1) // 2]
         self.candidates, self.scores = self.candidates[better], self.scores[better]
@@ -390,18 +394,24 @@ class PolicySearch(Learner):
             progress.users = self._checking(left)
             return
         self.champion, progress.checked = self.candidates, (progress.low, progress.high)
-        assert progress.value is not None
-        done = progress.value > self.high - 0.02 * (self.high - self.low)
-        if (
-            size - left < max(C.explored * size, C.explored_batches * progress.base)
-            and left > 2 * C.reserve * size
-            and not done
-        ):
-            progress.phase = "search"
-            self._search_anew()
-        else:
+        self.commit_or_search(left)
+
+    def commit_or_search(self, left: int) -> None:
+        """Play what was chosen, or look for a better one while that cost few users."""
+        progress, size = self.progress, self.problem.episodes
+        spent = size - left >= max(C.explored * size, C.explored_batches * progress.base)
+        if spent or left <= 2 * C.reserve * size or self._done:
             progress.phase, self.candidates = "commit", self.champion
             progress.users = max(progress.base, left / 8)
+        else:
+            progress.phase = "search"
+            self._search_anew()
+
+    @property
+    def _done(self) -> bool:
+        """Whether nothing is left to gain."""
+        assert self.progress.value is not None
+        return self.progress.value > self.high - 0.02 * (self.high - self.low)
 
     # What to tell and to remember.
 
