@@ -66,6 +66,7 @@ BAD: list[tuple[Any, str]] = [
     ({"family": "linear", "inputs": 4, "actions": 3, "hidden": [], "head": "score"}, "as many for each of 3"),
     ({"family": "linear", "inputs": "4", "actions": 2, "hidden": [], "head": "choice"}, "inputs is '4'"),
     ({"family": "table", "horizon": 0, "states": 3}, "horizon is 0"),
+    ({"family": [1]}, r"The policy family is \[1\]; expected one of"),
 ]
 
 
@@ -146,6 +147,6 @@ def test_returns_and_mixtures_that_do_not_fit_are_refused() -> None:
     for points in ((0.0,), (1.0, 1.0), (1.0, 0.0)):
         with pytest.raises(InvalidInputError, match="that increase"):
             ReturnQuery(2, points)
-    for low, high in ((1.0, 1.0), (None, 1.0), (2.0, 1.0), (0.0, np.inf)):
+    for low, high in ((1.0, 1.0), (None, 1.0), (2.0, 1.0), (0.0, np.inf), (0.0, 1e200), (1e17, 1e17 + 64)):
         with pytest.raises(InvalidInputError):
             ReturnProblem(4, 2, 10, 100, low, high)

@@ -18,6 +18,7 @@ from shufflerl.envs.gym import TabularEnv, device_env
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.envs.sensing import SpectrumSensing
 from shufflerl.mdp import Mixture
+from shufflerl.network.config import CoordinatorConfig
 from shufflerl.network.coordinator.run import Run
 from shufflerl.network.demo import policy_text
 from shufflerl.network.node.composing import check, compose
@@ -301,3 +302,9 @@ def test_a_policy_can_be_read(family: Network, sentence: str) -> None:
     assert lines[0].startswith(f"A {'network' if family.hidden else 'linear policy'} of {family.size} numbers")
     assert sentence in lines
     assert lines[-1] == "(given to 60% of users; the others have one of 1 more)"
+
+
+def test_a_coordinator_that_is_told_of_its_learner_asks_as_many_users_as_are_mixed_even_so() -> None:
+    named: Any = {"episodes": 100, "epsilon": 3.0, "environment": "CartPole-v1", "learner": "policy-search"}
+    for told in ({}, {"family": "mlp"}, {"first": 7}):
+        assert CoordinatorConfig(learner_parameters=told, **named).run.learner_parameters == {"first": 100, **told}
