@@ -226,4 +226,4 @@ def _parse(what: str, text: str, annotation: Any) -> Any:
 
 
 def _wanted(kinds: Iterable[Any]) -> str:
-    return " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+    return " or ".join("none" if kind is NoneType else getattr(kind, "__name__", str(kind)) for kind in kinds)
