@@ -34,6 +34,8 @@ DELTA, SEEDS, FEW = 1e-6, range(950, 970), range(950, 960)
 RECENT, FRESH, FINAL = 5, 20, 100
 #: Users of every run, of this learner and of `cma`; at epsilon 1/2 twice as many.
 USERS = 50_000
+#: But of the widest perceptron, which plays long.
+WIDE = 20_000
 
 T = TypeVar("T")
 
@@ -101,7 +103,7 @@ def figures() -> Iterator[Figure]:
         found = users_to_reach(task, "none", None, USERS)
         yield found.figure(f"{task.name} >= {task.goal:g}, no privacy", 1.5 * peer, f"1.5 x cma {peer:,.0f}")
     narrow = at_one[TASKS[1].name, "users"]
-    wide = users_to_reach(Task("CartPole-v1", 475, 0, 0, hidden=256), "users", 1.0, USERS, seeds=FEW)
+    wide = users_to_reach(Task("CartPole-v1", 475, 0, 0, hidden=256), "users", 1.0, WIDE, seeds=FEW)
     yield wide.figure("CartPole, MLP of 1,537 parameters beside 97", 1.5 * narrow, f"1.5 x {narrow:,.0f}")
     yield spectrum(8)
     yield from frozen_lake()
