@@ -27,6 +27,11 @@ MAX_POLICIES, MAX_POINTS = 4096, 1024
 MAX_RETURN, LEAST_WIDTH = 1e100, 1e-9
 
 
+def is_range(low: float, high: float) -> bool:
+    """Whether returns can lie in [low, high] and be told apart there."""
+    return -MAX_RETURN <= low < high <= MAX_RETURN and high - low > LEAST_WIDTH * max(abs(low), abs(high))
+
+
 @dataclass(frozen=True)
 class ReturnProblem:
     """What is public of an environment whose policies are compared by their returns.
@@ -53,11 +58,8 @@ class ReturnProblem:
                 f"The range of returns is from {self.low} to {self.high}; expected both ends, or neither."
             )
         if self.low is not None and self.high is not None:
-            low, high = (
-                checks.real(name, value, above=-MAX_RETURN, below=MAX_RETURN, closed=True)
-                for name, value in (("return_low", self.low), ("return_high", self.high))
-            )
-            if high - low <= LEAST_WIDTH * max(abs(low), abs(high)):
+            low, high = checks.real("return_low", self.low), checks.real("return_high", self.high)
+            if not is_range(low, high):
                 raise InvalidInputError(f"Returns are said to lie in [{low:g}, {high:g}]; expected a range.")
             object.__setattr__(self, "low", low)
             object.__setattr__(self, "high", high)

@@ -105,6 +105,8 @@ LARGE = {"family": "mlp", "inputs": 2, "actions": 2, "hidden": [2**40], "head": 
         ({"low": 30.0}, r"Its returns lie in \[30.0, 20.0\]; expected a range"),
         ({"high": float("inf")}, "expected a range"),
         ({"low": -float("inf")}, "expected a range"),
+        ({"high": 1e200}, "expected a range"),
+        ({"low": 1e17, "high": 1e17 + 64}, "expected a range"),
         ({"weights": [1.0 / 5000] * 5000}, "policies is 5000; expected"),
     ],
     ids=lambda value: str(value)[:40],

@@ -377,7 +377,7 @@ class PolicySearch(Learner):
         self.search.mean = mean
 
     def _checking(self, left: int) -> float:
-        """Users of a batch that checks: many of the last ones, and a few beside those that the search took."""
+        """Users of a batch that checks: at last half of those left, before a tenth of those that the search took."""
         progress = self.progress
         if left < C.reserve * self.problem.episodes:
             return C.check_share * left

@@ -25,7 +25,7 @@ from shufflerl.network.protocol.sources import Source
 from shufflerl.network.protocol.wire import Announcement, ProblemError, Reason, Transport
 from shufflerl.noise import NoiseSum, PoissonNoise
 from shufflerl.policies import Family, Scores, Table, describe, pack, parse, unpack
-from shufflerl.returns import MAX_POLICIES, ReturnProblem, ReturnQuery
+from shufflerl.returns import MAX_POLICIES, ReturnProblem, ReturnQuery, is_range
 from shufflerl.steps import StepProblem
 
 if TYPE_CHECKING:  # the accountant is large; those who only read announcements do without
@@ -264,7 +264,7 @@ def _played(asked: wire.Returns) -> Family:
     if isinstance(family, Table) and family.horizon != asked.horizon:
         raise InvalidInputError(f"Its tables are for {family.horizon} steps; expected {asked.horizon}, as it has.")
     ends = [end for end in (asked.low, asked.high) if end is not None]
-    if ends and (len(ends) == 1 or not -math.inf < ends[0] < ends[1] < math.inf):
+    if ends and (len(ends) == 1 or not is_range(*ends)):
         raise InvalidInputError(f"Its returns lie in [{asked.low}, {asked.high}]; expected a range, or none.")
     return family
 
