@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from shufflerl import planning
 from shufflerl.errors import InvalidInputError
-from shufflerl.mdp import MDP, Mixture, Problem, homogeneous
-from tests.support.examples import all_policies, all_trajectories, mdps, random_mdp, random_mixture
+from shufflerl.mdp import MDP, Mixture, Problem, homogeneous, permuted_actions
+from tests.support.examples import all_policies, all_trajectories, mdps, random_mdp, random_mixture, telling_mdp
 
 
 @settings(max_examples=25, deadline=None)
@@ -101,6 +101,36 @@ def test_bad_mdp_is_refused(field: str, value: object, message: str) -> None:
     fields = {"transitions": GOOD.transitions, "rewards": GOOD.rewards, "start": GOOD.start, field: value}
     with pytest.raises(InvalidInputError, match=message):
         MDP(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (GOOD.transitions * 0 + 2.0, r"transition_rewards\[0, 0, 0, 0\] is 2; expected a mean reward in \[0, 1\]"),
+        (GOOD.transitions[:1], r"transition_rewards has shape \(1, 3, 2, 3\); expected \(2, 3, 2, 3\)"),
+        (
+            GOOD.transitions * 0,
+            r"transition_rewards\[.*\] has the mean 0 over next states, and rewards have",
+        ),
+    ],
+)
+def test_rewards_of_transitions_that_do_not_fit_are_refused(value: NDArray[np.float64], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        GOOD.paying(value)
+
+
+def test_rewards_of_transitions_change_no_mean() -> None:
+    plain = telling_mdp(3, sparse=True)
+    assert plain.optimal_value > 0  # its dynamics were asked for before
+    told = plain.paying(plain.layout.table(plain.transition_rewards))
+    assert told.optimal_value == plain.optimal_value
+    paid = told.layout.table(told.transition_rewards)
+    for h, x, a, y in np.ndindex(paid.shape):
+        if told.transitions[h, x, a, y] > 0:
+            assert told.reward_given(h, x, a, y) == paid[h, x, a, y]
+    renamed = permuted_actions(told, np.random.default_rng(0))
+    means = (renamed.transitions * renamed.layout.table(renamed.transition_rewards)).sum(axis=-1)
+    np.testing.assert_allclose(means, renamed.rewards[:-1])
 
 
 @pytest.mark.parametrize("horizon", [0, -1, 2.5, True])

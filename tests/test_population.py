@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from shufflerl.counts import Batch, CountQuery, Counts, Trajectories
 from shufflerl.errors import InvalidInputError
 from shufflerl.mdp import MDP, Mixture
 from shufflerl.population import CountPopulation, TrajectoryPopulation
-from tests.support.examples import all_trajectories, full_batch, random_mdp, random_mixture
+from tests.support.examples import all_trajectories, full_batch, random_mdp, random_mixture, telling_mdp
 
 LEVEL = 1e-4
 
@@ -30,10 +31,13 @@ def _chi_square(observed: list[int], expected: list[float]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("made", [random_mdp, telling_mdp])
 @pytest.mark.parametrize("population", [CountPopulation, TrajectoryPopulation])
-def test_the_joint_law_of_all_counts_is_that_of_independent_users(population: type[CountPopulation]) -> None:
+def test_the_joint_law_of_all_counts_is_that_of_independent_users(
+    population: type[CountPopulation], made: Callable[..., MDP]
+) -> None:
     """Two users, a mixture, every possible count vector with its exact probability by enumeration."""
-    mdp = random_mdp(5, horizon=2, states=2, actions=2)
+    mdp = made(5, horizon=2, states=2, actions=2)
     mixture = random_mixture(mdp, 2, seed=1)
     batch = full_batch(mdp, 2, mixture)
     one_user: dict[tuple[int, ...], float] = {}
@@ -59,9 +63,10 @@ def _sample(population: CountPopulation | TrajectoryPopulation, batch: Batch, dr
     return np.stack([population.play(batch).values for _ in range(draws)])
 
 
-def test_both_populations_have_the_same_law_for_a_batch_of_many() -> None:
+@pytest.mark.parametrize("made", [random_mdp, telling_mdp])
+def test_both_populations_have_the_same_law_for_a_batch_of_many(made: Callable[..., MDP]) -> None:
     """A random projection of the counts, and each counter by itself, against the other population's."""
-    mdp = random_mdp(11, horizon=4, states=3, actions=2)
+    mdp = made(11, horizon=4, states=3, actions=2)
     batch = full_batch(mdp, 40, random_mixture(mdp, 3, seed=2))
     exact = _sample(CountPopulation(mdp, 1), batch, 2000)
     played = _sample(TrajectoryPopulation(mdp, 2), batch, 2000)

@@ -12,7 +12,7 @@ import numpy as np
 
 from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.episodes_kernels import play_episodes
-from shufflerl.layout import Dynamics, Layout
+from shufflerl.layout import Layout
 from shufflerl.learners.base import Learner
 from shufflerl.learners.ucbvi import UCBVI
 from shufflerl.mdp import Mixture
@@ -54,10 +54,15 @@ class CompiledUCBVI:
         batches = range(learner.batches_observed, learner.batches_observed + count)
         noise, added_variances = self.privatizer.noise_of_episodes(learner.query, batches)
         noise_moves, noise_pays = (np.ascontiguousarray(table) for table in learner.query.scatter(noise))
+        dynamics = mdp.dynamics._replace(
+            row_starts=every.row_starts, successors=every.successors, probabilities=mdp.transitions.ravel()
+        )
+        if len(mdp.transition_rewards):
+            dynamics = dynamics._replace(transition_rewards=mdp.layout.table(mdp.transition_rewards).ravel())
         learner.noise_variance = play_episodes(
             learner.rng,
             self.population.rng,
-            Dynamics(every.row_starts, every.successors, mdp.transitions.reshape(-1), mdp.rewards, mdp.start),
+            dynamics,
             learner.moves,
             learner.pays,
             noise_moves,

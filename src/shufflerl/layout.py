@@ -23,6 +23,7 @@ class Dynamics(NamedTuple):
     """A tabular model as compiled code takes it: the rows of a `Layout`, rewards[h, x, a] and the law of the start.
 
     Transitions have a layer fewer than rewards. Rows may sum to less than one: what is missing earns nothing.
+    `transition_rewards` are the means given where each transition leads; none if that says nothing of the reward.
     """
 
     row_starts: IntArray
@@ -30,6 +31,7 @@ class Dynamics(NamedTuple):
     probabilities: FloatArray
     rewards: FloatArray
     start: FloatArray
+    transition_rewards: FloatArray
 
 
 @dataclass(frozen=True, eq=False, repr=False)

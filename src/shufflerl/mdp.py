@@ -65,7 +65,8 @@ class MDP:
 
     What is kept are the `probabilities` of the transitions that can occur, in order of `layout`; tables of all are
     made when they are asked for. `sparse` makes an MDP of many states without any such table. `units` are those in
-    which people know its rewards.
+    which people know its rewards. Rewards do not depend on the next state, unless `paying` says how; then
+    `transition_rewards` are their means given each transition, in order of `layout` too.
 
     >>> coin = MDP(transitions=np.empty((0, 1, 2, 1)), rewards=[[[0.2, 0.7]]], start=[1.0])
     >>> coin.horizon, coin.n_states, coin.n_actions
@@ -76,6 +77,7 @@ class MDP:
     start: FloatArray
     layout: Layout
     probabilities: FloatArray
+    transition_rewards: FloatArray
     units: Units = UNIT
 
     def __init__(
@@ -123,12 +125,46 @@ class MDP:
         object.__setattr__(self, "rewards", checks.frozen(rewards))
         law = checks.probabilities("start", start, (rewards.shape[1],))
         object.__setattr__(self, "start", checks.frozen(law))
+        object.__setattr__(self, "transition_rewards", checks.frozen(np.zeros(0)))
+
+    def paying(self, transition_rewards: ArrayLike) -> MDP:
+        """The same MDP, with rewards of means transition_rewards[h, x, a, x'] given the next state x'.
+
+        What `rewards` says of their means must hold; the last action's do not depend on where it would lead.
+
+        >>> goal = MDP([[[[0.5, 0.5]], [[0.0, 1.0]]]], [[[0.5], [0.0]]] * 2, start=[1.0, 0.0])
+        >>> goal.paying([[[[0.0, 1.0]], [[0.0, 0.0]]]]).transition_rewards.tolist()
+        [0.0, 1.0, 0.0, 0.0]
+        """
+        table = checks.array("transition_rewards", transition_rewards, self.transitions.shape)
+        _check_means("transition_rewards", table)
+        mean = (self.transitions * table).sum(axis=-1)
+        off = np.abs(mean - self.rewards[:-1])
+        if off.max(initial=0.0) > 1e-9:
+            where = [int(i) for i in np.unravel_index(off.argmax(), off.shape)]
+            raise InvalidInputError(
+                f"transition_rewards{where} has the mean {mean[tuple(where)]:.9g} over next states, and rewards have "
+                f"{self.rewards[tuple(where)]:.9g}; expected the same."
+            )
+        mdp = copy(self)
+        mdp.__dict__.pop("dynamics", None)  # made before
+        flat = table.ravel() if self.layout.is_complete else table.ravel()[self.layout.positions]
+        object.__setattr__(mdp, "transition_rewards", checks.frozen(flat))
+        return mdp
 
     def measured_in(self, units: Units) -> MDP:
         """The same MDP, known in these units."""
         mdp = copy(self)
         object.__setattr__(mdp, "units", units)
         return mdp
+
+    def reward_given(self, h: int, x: int, a: int, after: int) -> float:
+        """The mean reward of (h, x, a) where users are found in state `after` next, which must be possible."""
+        if not len(self.transition_rewards):
+            return float(self.rewards[h, x, a])
+        row = (h * self.n_states + x) * self.n_actions + a
+        first, end = self.layout.row_starts[row : row + 2]
+        return float(self.transition_rewards[first + np.searchsorted(self.layout.successors[first:end], after)])
 
     @cached_property
     def transitions(self) -> FloatArray:
@@ -191,7 +227,8 @@ class MDP:
     @cached_property
     def dynamics(self) -> Dynamics:
         """The MDP as compiled code takes it."""
-        return Dynamics(self.layout.row_starts, self.layout.successors, self.probabilities, self.rewards, self.start)
+        rows = self.layout.row_starts, self.layout.successors
+        return Dynamics(*rows, self.probabilities, self.rewards, self.start, self.transition_rewards)
 
     def problem(self, episodes: int) -> Problem:
         """What a learner may know of this MDP when it is given `episodes` episodes.
@@ -266,13 +303,17 @@ def _checked_rewards(rewards: ArrayLike) -> FloatArray:
     means = checks.array("rewards", rewards, (-1, -1, -1))
     if 0 in means.shape:
         raise InvalidInputError(f"rewards has shape {means.shape}; expected at least one step, state and action.")
+    _check_means("rewards", means)
+    return means
+
+
+def _check_means(name: str, means: FloatArray) -> None:
     outside = (means < 0) | (means > 1)
     if outside.any():
         where = tuple(int(i) for i in np.argwhere(outside)[0])
         raise InvalidInputError(
-            f"rewards{list(where)} is {means[where]:.9g}; expected a mean reward in [0, 1]. Rescale the rewards."
+            f"{name}{list(where)} is {means[where]:.9g}; expected a mean reward in [0, 1]. Rescale the rewards."
         )
-    return means
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,9 +412,12 @@ def permuted_actions(mdp: MDP, rng: np.random.Generator) -> MDP:
     """
     order = rng.permuted(np.broadcast_to(np.arange(mdp.n_actions), mdp.rewards.shape), axis=-1)
     moves = order[:-1, ..., None]
-    return MDP(
+    renamed = MDP(
         np.take_along_axis(mdp.transitions, moves, axis=2),
         np.take_along_axis(mdp.rewards, order, axis=2),
         mdp.start,
         None if mdp.support is None else np.take_along_axis(mdp.support, moves, axis=2),
     )
+    if not len(mdp.transition_rewards):
+        return renamed
+    return renamed.paying(np.take_along_axis(mdp.layout.table(mdp.transition_rewards), moves, axis=2))

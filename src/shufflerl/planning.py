@@ -19,7 +19,7 @@ from shufflerl.policies import Scores
 
 def optimal_q(transitions: FloatArray, rewards: FloatArray) -> FloatArray:
     """Q*[h, x, a]: the best expected reward from step h on when action a is taken in state x."""
-    q: FloatArray = kernels.optimal_q(_dynamics(transitions, rewards, _NOWHERE))
+    q: FloatArray = kernels.optimal_q(_dynamics(transitions, rewards, _UNASKED))
     return q
 
 
@@ -62,10 +62,10 @@ def mixture_value(mdp: MDP, mixture: Mixture) -> float:
 def _dynamics(transitions: FloatArray, rewards: FloatArray, start: FloatArray) -> Dynamics:
     """A table as rows that lead everywhere."""
     layout = _layout(transitions.shape[:3])
-    return Dynamics(layout.row_starts, layout.successors, transitions.reshape(-1), rewards, start)
+    return Dynamics(layout.row_starts, layout.successors, transitions.reshape(-1), rewards, start, _UNASKED)
 
 
-#: The law of a start that nobody asks for.
-_NOWHERE = np.empty(0)
+#: What no plan asks for: the law of the start, and what transitions tell of rewards.
+_UNASKED = np.empty(0)
 #: Those of the last few shapes, as plans are made over and over for the same one.
 _layout = lru_cache(maxsize=4)(Layout)

@@ -19,7 +19,7 @@ def row_of(row_starts: IntArray, rewards: FloatArray, h: int, x: int, a: int) ->
 @compiled
 def optimal_q(dynamics: Dynamics) -> FloatArray:
     """Q*[h, x, a] by backward induction, which asks for no start."""
-    row_starts, successors, probabilities, rewards, _ = dynamics
+    row_starts, successors, probabilities, rewards, _, _ = dynamics
     horizon, states, actions = rewards.shape
     q = rewards.copy()
     value = np.empty(states)
@@ -42,7 +42,7 @@ def optimal_q(dynamics: Dynamics) -> FloatArray:
 def policy_value(dynamics: Dynamics, policy: PolicyArray, value: FloatArray, after: FloatArray) -> None:
     """Write into `value` the value of one policy from each start state; `after` is scratch of the same size."""
     horizon, states = policy.shape
-    row_starts, successors, probabilities, rewards, _ = dynamics
+    row_starts, successors, probabilities, rewards, _, _ = dynamics
     for x in range(states):
         value[x] = rewards[horizon - 1, x, policy[horizon - 1, x]]
     for h in range(horizon - 2, -1, -1):

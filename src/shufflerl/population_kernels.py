@@ -61,15 +61,22 @@ def split(rng: Generator, users: int, probabilities: FloatArray, parts: IntArray
 
 
 @compiled
+def paid(rng: Generator, users: int, mean: float) -> int | np.int64:
+    """How many of so many users draw the reward bit 1."""
+    return rng.binomial(users, mean) if users > 1 else np.int64(rng.random() < mean)
+
+
+@compiled
 def add_counts(rng: Generator, dynamics: Dynamics, policy: PolicyArray, users: int, moves: Tally, pays: Tally) -> None:
     """Play `users` episodes of one policy and add their counts to moves[transition] and pays[h, x, a, r].
 
-    Layer by layer: given how many users are where, their next states are multinomial and their reward bits binomial.
+    Layer by layer: given how many users are where, their next states are multinomial and their reward bits binomial,
+    where these depend on the next state given that.
     This is the exact joint law of the counts, at a cost that does not depend on the number of users. What is drawn
     does not depend on whether rows list transitions of probability zero.
     """
     horizon, states = policy.shape
-    row_starts, successors, probabilities, rewards, start = dynamics
+    row_starts, successors, probabilities, rewards, start, transition_rewards = dynamics
     here = np.empty(states, dtype=np.int64)
     there = np.empty(states, dtype=np.int64)
     parts = np.empty(states, dtype=np.int64)
@@ -81,21 +88,23 @@ def add_counts(rng: Generator, dynamics: Dynamics, policy: PolicyArray, users: i
             if n == 0:
                 continue
             a = policy[h, x]
-            wins = rng.binomial(n, rewards[h, x, a]) if n > 1 else np.int64(rng.random() < rewards[h, x, a])
-            pays[h, x, a, 1] += wins
-            pays[h, x, a, 0] += n - wins
+            told = h + 1 < horizon and len(transition_rewards) > 0
+            wins = np.int64(0) if told else paid(rng, n, rewards[h, x, a])
             if h + 1 < horizon:
                 first, end = row_of(row_starts, rewards, h, x, a)
                 law = probabilities[first:end]
                 if n == 1:
-                    i = invert(rng.random(), law) if states > 1 else 0
-                    moves[first + i] += 1
-                    there[successors[first + i]] += 1
-                    continue
-                split(rng, n, law, parts[: end - first])
+                    parts[: end - first] = 0
+                    parts[invert(rng.random(), law) if states > 1 else 0] = 1
+                else:
+                    split(rng, n, law, parts[: end - first])
                 for i in range(end - first):
                     moves[first + i] += parts[i]
                     there[successors[first + i]] += parts[i]
+                    if told and parts[i] > 0:
+                        wins += paid(rng, parts[i], transition_rewards[first + i])
+            pays[h, x, a, 1] += wins
+            pays[h, x, a, 0] += n - wins
         here, there = there, here
 
 
@@ -123,18 +132,22 @@ def _play(rng: Generator, dynamics: Dynamics, policy: PolicyArray, episode: tupl
 
     Where there is no choice nothing is drawn.
     """
-    row_starts, successors, probabilities, rewards, start = dynamics
+    row_starts, successors, probabilities, rewards, start, transition_rewards = dynamics
     states, actions, bits = episode
     x = draw_one(rng, start)
     won = 0
     for h in range(len(policy)):
         a = policy[h, x]
-        bit = rng.random() < rewards[h, x, a]
-        won += bit
-        states[i, h], actions[i, h], bits[i, h] = x, a, bit
+        states[i, h], actions[i, h] = x, a
+        pays, mean = rng.random(), rewards[h, x, a]
         if h + 1 < len(policy) and len(start) > 1:
             first, end = row_of(row_starts, rewards, h, x, a)
-            x = successors[first + invert(rng.random(), probabilities[first:end])]
+            t = first + invert(rng.random(), probabilities[first:end])
+            x = successors[t]
+            if len(transition_rewards) > 0:
+                mean = transition_rewards[t]
+        bits[i, h] = pays < mean
+        won += pays < mean
     return won
 
 

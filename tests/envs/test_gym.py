@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
+from scipy import stats
 
 from shufflerl.arrays import PolicyArray
 from shufflerl.envs import make
@@ -18,6 +19,7 @@ from shufflerl.envs.gym import GYMNASIUM_IDS, GymSimulator, TabularEnv, register
 from shufflerl.errors import InvalidInputError, MissingExtraError, UnknownNameError
 from shufflerl.mdp import MDP
 from shufflerl.planning import greedy, optimal_q, policy_values, visit_probabilities
+from shufflerl.population_kernels import play_returns, play_users
 
 #: Standard errors allowed: a comparison of normal means fails by chance with probability 6e-7.
 STANDARD_ERRORS = 5.0
@@ -97,9 +99,9 @@ class TestOursInGymnasium:
         with pytest.raises(gymnasium.error.InvalidAction, match=r"The action is 2; expected 0\.\.1"):
             env.step(2)
 
-    @pytest.mark.parametrize("name", ["riverswim", "spectrum", "random"])
+    @pytest.mark.parametrize("name", ["riverswim", "spectrum", "random", "FrozenLake-v1"])
     def test_returns_and_visits_have_the_mdps_law(self, name: str) -> None:
-        mdp = make(name, 0)
+        mdp = make(name, 0) if name != "FrozenLake-v1" else bridged(name, 12)
         assert isinstance(mdp, MDP)
         policy, env, episodes = some_policy(mdp, seed=1), TabularEnv(mdp), 3000
         returns, visits = [], np.zeros((mdp.horizon, mdp.n_states))
@@ -112,6 +114,7 @@ class TestOursInGymnasium:
                 state, reward, terminated, _, info = env.step(np.int64(policy[info["step"], state]))
                 total += reward
             returns.append(total)
+        assert max(returns) == 1 or name != "FrozenLake-v1"
         assert agrees(returns, policy_values(mdp.transitions, mdp.rewards, mdp.start, policy[None])[0])
         expected = visit_probabilities(mdp.transitions, mdp.start, policy[None])[0]
         # 48 cells at most, 5 standard errors each: fails by chance in fewer than 1e-4 of seeds.
@@ -169,6 +172,33 @@ class TestTables:
         plain = bridged("FrozenLake-v1", 8)
         assert np.allclose(mdp.rewards, (plain.rewards + 1) / 4)
         assert mdp.optimal_value == pytest.approx((plain.optimal_value + 8) / 4)
+
+    def test_a_lake_pays_once(self) -> None:
+        """Whether the goal pays depends on whether it is reached, which ends the episode."""
+        lake = bridged("FrozenLake-v1", 100)
+        best = greedy(optimal_q(lake.transitions, lake.rewards), np.random.default_rng(0))
+        returns = play_returns(np.random.default_rng(1), lake.dynamics, best, 3000)
+        assert set(returns) == {0.0, 1.0}
+        assert agrees(returns.tolist(), lake.optimal_value)
+        assert not len(bridged("FrozenLake-v1", 6, options='{"is_slippery": false}').transition_rewards)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 3.0)])
+    def test_steps_have_the_joint_law_of_the_game(self, low: float, high: float) -> None:
+        """Of the step before an end: where it led, and what it paid."""
+        lake = bridged("FrozenLake-v1", 30, reward_low=low, reward_high=high)
+        simulator = GymSimulator(gymnasium.make("FrozenLake-v1", max_episode_steps=-1), 30, low, high)
+        best = greedy(optimal_q(lake.transitions, lake.rewards), np.random.default_rng(0))
+        rng, done = np.random.default_rng(2), lake.n_states - 1
+        played = [simulator.play(best, rng) for _ in range(2000)]
+        theirs = tuple(np.stack(column) for column in zip(*played, strict=True))
+        ours = play_users(rng, lake.dynamics, best[None], np.ones(1), 20_000)
+        shares = []
+        for states, _, bits in (theirs, ours):
+            ends = (states[:, 1:] == done) & (states[:, :-1] != done)
+            shares.append(np.bincount(states[:, :-1][ends] * 2 + bits[:, :-1][ends], minlength=2 * done))
+        tables = np.stack(shares)[:, np.stack(shares).sum(axis=0) > 50]
+        assert stats.chi2_contingency(tables).pvalue > 1e-6
 
     def test_done_state_and_support(self) -> None:
         mdp = bridged("FrozenLake-v1", 4)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -17,7 +19,7 @@ from shufflerl.mdp import MDP, Problem
 from shufflerl.population import CountPopulation, TrajectoryPopulation
 from shufflerl.privatizers.none import NoPrivacy
 from shufflerl.testing import LearnerContract
-from tests.support.examples import random_mdp
+from tests.support.examples import random_mdp, telling_mdp
 
 
 class TestContract(LearnerContract):
@@ -50,10 +52,11 @@ def _run(mdp: MDP, episodes: int, seed: int = 0, **parameters: object) -> Histor
 @pytest.mark.slow
 @pytest.mark.parametrize("bonus", ["bernstein", "hoeffding"])
 @pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("made", [random_mdp, telling_mdp])
 def test_the_compiled_stretch_is_the_loop_bit_for_bit(
-    bonus: str, sparse: bool, monkeypatch: pytest.MonkeyPatch
+    bonus: str, sparse: bool, made: Callable[..., MDP], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mdp = random_mdp(1, horizon=4, states=4, actions=3, sparse=sparse)
+    mdp = made(1, horizon=4, states=4, actions=3, sparse=sparse)
     compiled = _run(mdp, 3000, bonus=bonus)
     monkeypatch.setattr(CompiledUCBVI, "if_possible", lambda *_: None)
     plain = _run(mdp, 3000, bonus=bonus)

@@ -34,6 +34,14 @@ def random_mdp(
     return MDP(transitions, rng.random((horizon, states, actions)), first, support)
 
 
+def telling_mdp(seed: int, horizon: int = 3, states: int = 3, actions: int = 2, *, sparse: bool = False) -> MDP:
+    """An MDP whose rewards depend on where a transition leads."""
+    made = random_mdp(seed, horizon, states, actions, sparse=sparse)
+    paid = np.random.default_rng(seed + 1).random(made.transitions.shape).round()
+    rewards = np.append((made.transitions * paid).sum(axis=-1).clip(0, 1), made.rewards[-1:], axis=0)
+    return MDP(made.transitions, rewards, made.start, made.support).paying(paid)
+
+
 def unsteered_mdp(seed: int, horizon: int = 3, states: int = 3, actions: int = 2) -> MDP:
     """An MDP whose states no action changes."""
     made = random_mdp(seed, horizon, states, actions)
@@ -66,9 +74,11 @@ def all_trajectories(mdp: MDP, policy: PolicyArray) -> tuple[IntArray, IntArray,
             weight = mdp.start[states[0]]
             for h, (x, r) in enumerate(zip(states, rewards, strict=True)):
                 a = policy[h, x]
-                weight *= mdp.rewards[h, x, a] if r else 1 - mdp.rewards[h, x, a]
+                paid = mdp.rewards[h, x, a]
                 if h + 1 < mdp.horizon:
                     weight *= mdp.transitions[h, x, a, states[h + 1]]
+                    paid = mdp.reward_given(h, x, a, states[h + 1])
+                weight *= paid if r else 1 - paid
             rows.append((states, [policy[h, x] for h, x in enumerate(states)], rewards))
             weights.append(weight)
     xs, actions, bits = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))

@@ -40,10 +40,11 @@ def from_gymnasium(
     `initial_state_distrib`, as FrozenLake, Taxi and CliffWalking have) it becomes an `MDP` with that known support
     and that start. Without one, but with discrete spaces, it becomes a `GymSimulator`. States are numbered as in
     Gymnasium, and one more is added at the end: what terminates leads there, and there every action stays and pays a
-    raw reward of 0. Raw rewards are mapped by (r - low)/(high - low), so that a policy of raw value v has value (v -
-    horizon*low)/(high - low); `units` lead back. The range is the table's, with the 0 of the added state; a
-    simulator's must be given unless the environment declares a `reward_range`. `options` are keyword arguments of the
-    environment as a JSON object, such as '{"is_slippery": false}'.
+    raw reward of 0. What a step pays may depend on where it leads (`MDP.paying`). Raw rewards are mapped by (r -
+    low)/(high - low), so that a policy of raw value v has value (v - horizon*low)/(high - low); `units` lead back. The
+    range is the table's, with the 0 of the added state; a simulator's must be given unless the environment declares a
+    `reward_range`. `options` are keyword arguments of the environment as a JSON object, such as
+    '{"is_slippery": false}'.
 
     With a Box as observation or action it becomes a `GymPlayer`, of which returns alone are asked: they lie from
     `return_low` to `return_high` where these are given, and are found by a private first batch where not. CartPole,
@@ -266,8 +267,13 @@ def _tabular(
             f"{id} has rewards from {raw.min():g} to {raw.max():g}, outside [{low:g}, {high:g}]; "
             "give reward_low and reward_high that hold for every reward, or neither."
         )
-    rewards: FloatArray = np.full((states + 1, actions), (0.0 - low) / (high - low))
-    rewards[:states] = 0.0
-    np.add.at(rewards, (x, a), probability * (raw - low) / (high - low))
+    paid: FloatArray = np.zeros(transitions.shape)  # with the probability of each transition
+    np.add.at(paid, (x, a, after), probability * (raw - low) / (high - low))
+    paid[done, :, done] = (0.0 - low) / (high - low)
+    rewards = paid.sum(axis=-1)
     mdp = homogeneous(transitions, np.clip(rewards, 0.0, 1.0), horizon, start, known_support=True)
-    return mdp.measured_in(Units(low, high, horizon))
+    mdp = mdp.measured_in(Units(low, high, horizon))
+    told = np.divide(paid, transitions, out=np.zeros(paid.shape), where=transitions > 0)
+    if np.abs(paid - rewards[..., None] * transitions).max() < 1e-12:
+        return mdp
+    return mdp.paying(np.broadcast_to(np.clip(told, 0.0, 1.0), mdp.transitions.shape))

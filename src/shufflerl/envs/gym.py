@@ -67,18 +67,19 @@ class TabularEnv(gymnasium.Env[np.int64, np.int64]):
         return np.int64(self._state), {"step": 0}
 
     def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
-        """Take an action; the reward is drawn from Bernoulli(rewards[h, x, a])."""
+        """Take an action; the reward is a bit of mean rewards[h, x, a], or of what the next state says of it."""
         if self._step >= self.mdp.horizon:
             raise gymnasium.error.ResetNeeded("The episode is over, or has not begun; call reset() first.")
         if not self.action_space.contains(action):
             raise gymnasium.error.InvalidAction(f"The action is {action!r}; expected 0..{self.mdp.n_actions - 1}.")
         h, x = self._step, self._state
-        reward = float(self.np_random.random() < self.mdp.rewards[h, x, action])
+        mean, pays = float(self.mdp.rewards[h, x, action]), self.np_random.random()
         self._step = h + 1
         terminated = self._step == self.mdp.horizon
         if not terminated:
             self._state = self._draw(self.mdp.transitions[h, x, action])
-        return np.int64(self._state), reward, terminated, False, {"step": self._step}
+            mean = self.mdp.reward_given(h, x, int(action), self._state)
+        return np.int64(self._state), float(pays < mean), terminated, False, {"step": self._step}
 
     def _draw(self, law: np.ndarray[Any, np.dtype[np.float64]]) -> int:
         return int(self.np_random.choice(len(law), p=law))
