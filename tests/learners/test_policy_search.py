@@ -232,8 +232,8 @@ def test_a_check_takes_a_tenth_of_its_search_and_four_of_the_smallest_batches_at
 @pytest.mark.parametrize(
     ("size", "left", "value", "phase"),
     [
-        (500_000, 380_000, 100.0, "search"),  # less than a quarter of all users is spent
-        (500_000, 370_000, 100.0, "commit"),
+        (500_000, 330_000, 100.0, "search"),  # less than 35% of all users are spent
+        (500_000, 320_000, 100.0, "commit"),
         (50_000, 20_000, 100.0, "search"),  # or fewer than two hundred of the smallest batches
         (50_000, 14_000, 100.0, "commit"),  # unless too few are left for another and its check
         (50_000, 40_000, 499.0, "commit"),  # or nothing is left to gain

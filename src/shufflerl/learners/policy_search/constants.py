@@ -33,7 +33,7 @@ class Constants:
     first_share: float = 0.5  # of all users left: with fewer the first search goes on even so
     restart_step: float = 0.2  # of the mean's length: the step where a search without noise goes on with more users
     trail: int = 4  # former means that are checked too, each so many updates after the one before
-    explored: float = 0.25  # of all users, after which no search begins anew if one has found something
+    explored: float = 0.35  # of all users, after which no search begins anew if one has found something
     explored_batches: float = 200.0  # or so many of the smallest batches, if they have more users
     reserve: float = 0.15  # of all users, for a check of what was found and to play it
     check_share: float = 0.5  # of the users left, in each batch of that check
