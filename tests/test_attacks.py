@@ -48,6 +48,19 @@ def test_liars_move_no_counter_by_more_than_their_number(attack: str, env: str) 
     np.testing.assert_array_equal(counts.values - lies, honest.values)
 
 
+def test_who_lies_of_moves_alone_is_paid_as_where_it_says_it_ended() -> None:
+    """A lake pays where the goal is reached, which cannot be told twice."""
+    lake = envs.make("FrozenLake-v1", horizon=20)
+    assert isinstance(lake, MDP)
+    told = 0
+    for attack, make in ATTACKS.items():
+        lie = make(lake).mdp
+        if len(lie.transition_rewards):
+            told += 1
+            np.testing.assert_array_equal(lie.transition_rewards, lake.transition_rewards, err_msg=attack)
+    assert told > 0
+
+
 def test_where_nobody_lies_all_is_as_without_liars() -> None:
     mdp = environment("riverswim")
     batch = batch_of(mdp, 500)

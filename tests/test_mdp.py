@@ -120,17 +120,38 @@ def test_rewards_of_transitions_that_do_not_fit_are_refused(value: NDArray[np.fl
 
 
 def test_rewards_of_transitions_change_no_mean() -> None:
-    plain = telling_mdp(3, sparse=True)
+    made = telling_mdp(3, sparse=True)
+    plain = MDP(made.transitions, made.rewards, made.start, made.support)
     assert plain.optimal_value > 0  # its dynamics were asked for before
-    told = plain.paying(plain.layout.table(plain.transition_rewards))
+    told = plain.paying(made.layout.table(made.transition_rewards))
     assert told.optimal_value == plain.optimal_value
+    assert told.dynamics.transition_rewards is told.transition_rewards
     paid = told.layout.table(told.transition_rewards)
     for h, x, a, y in np.ndindex(paid.shape):
         if told.transitions[h, x, a, y] > 0:
             assert told.reward_given(h, x, a, y) == paid[h, x, a, y]
+        else:
+            with pytest.raises(InvalidInputError, match=f"Nothing leads from state {x} at step {h} by action {a} to"):
+                told.reward_given(h, x, a, y)
+    assert told.reward_given(2, 0, 1, 0) == told.rewards[2, 0, 1]
+
+
+def test_renamed_actions_keep_what_transitions_pay() -> None:
+    told = telling_mdp(3, sparse=True)
     renamed = permuted_actions(told, np.random.default_rng(0))
-    means = (renamed.transitions * renamed.layout.table(renamed.transition_rewards)).sum(axis=-1)
-    np.testing.assert_allclose(means, renamed.rewards[:-1])
+    before, after = (mdp.layout.table(mdp.transition_rewards) for mdp in (told, renamed))
+    for h, x in np.ndindex(before.shape[:2]):
+        old, new = (
+            sorted(map(tuple, np.hstack([mdp.transitions[h, x], paid[h, x]])))
+            for mdp, paid in ((told, before), (renamed, after))
+        )
+        assert old == new
+    assert (before != after).any()
+
+
+def test_a_row_that_sums_to_almost_one_may_pay_all() -> None:
+    almost = MDP([[[[0.5 + 9e-9, 0.5]], [[0.0, 1.0]]]], [[[1.0], [0.0]]] * 2, start=[1.0, 0.0])
+    assert almost.paying([[[[1.0, 1.0]], [[0.0, 0.0]]]]).transition_rewards.tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("horizon", [0, -1, 2.5, True])

@@ -230,6 +230,7 @@ def _altered(
     Only where it is known to be possible: a transition outside the support has no counter.
     """
     transitions, values = mdp.transitions.copy(), _q(mdp).max(axis=2)
+    told = mdp.layout.table(mdp.transition_rewards) if len(mdp.transition_rewards) and rewards is None else None
     for rows, sign in ((worse, -1.0), (better, 1.0)):
         if rows is None:
             continue
@@ -238,4 +239,8 @@ def _altered(
             end = int(np.where(possible, sign * values[h + 1], -math.inf).argmax())
             transitions[h, x, a] = 0.0
             transitions[h, x, a, end] = 1.0
-    return MDP(transitions, mdp.rewards if rewards is None else rewards, mdp.start, support=mdp.support)
+    means = mdp.rewards.copy() if rewards is None else rewards
+    if told is None:
+        return MDP(transitions, means, mdp.start, support=mdp.support)
+    means[:-1] = (transitions * told).sum(axis=-1)  # as where they say they end pays
+    return MDP(transitions, means, mdp.start, support=mdp.support).paying(told)

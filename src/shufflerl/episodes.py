@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shufflerl import checks
 from shufflerl.arrays import FloatArray, PolicyArray
 from shufflerl.episodes_kernels import play_episodes
 from shufflerl.layout import Layout
@@ -58,7 +59,8 @@ class CompiledUCBVI:
             row_starts=every.row_starts, successors=every.successors, probabilities=mdp.transitions.ravel()
         )
         if len(mdp.transition_rewards):
-            dynamics = dynamics._replace(transition_rewards=mdp.layout.table(mdp.transition_rewards).ravel())
+            table = checks.frozen(mdp.layout.table(mdp.transition_rewards).ravel())
+            dynamics = dynamics._replace(transition_rewards=table)
         learner.noise_variance = play_episodes(
             learner.rng,
             self.population.rng,

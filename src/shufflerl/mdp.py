@@ -140,7 +140,7 @@ class MDP:
         _check_means("transition_rewards", table)
         mean = (self.transitions * table).sum(axis=-1)
         off = np.abs(mean - self.rewards[:-1])
-        if off.max(initial=0.0) > 1e-9:
+        if off.max(initial=0.0) > 2 * checks.SUM_TOLERANCE:  # rows may sum to so little more or less than 1
             where = [int(i) for i in np.unravel_index(off.argmax(), off.shape)]
             raise InvalidInputError(
                 f"transition_rewards{where} has the mean {mean[tuple(where)]:.9g} over next states, and rewards have "
@@ -159,12 +159,14 @@ class MDP:
         return mdp
 
     def reward_given(self, h: int, x: int, a: int, after: int) -> float:
-        """The mean reward of (h, x, a) where users are found in state `after` next, which must be possible."""
-        if not len(self.transition_rewards):
+        """The mean reward of (h, x, a) where users are found in state `after` next."""
+        if not len(self.transition_rewards) or h == self.horizon - 1:
             return float(self.rewards[h, x, a])
-        row = (h * self.n_states + x) * self.n_actions + a
-        first, end = self.layout.row_starts[row : row + 2]
-        return float(self.transition_rewards[first + np.searchsorted(self.layout.successors[first:end], after)])
+        position = ((h * self.n_states + x) * self.n_actions + a) * self.n_states + after
+        found, possible = self.layout.find(np.array([position]))
+        if not possible[0]:
+            raise InvalidInputError(f"Nothing leads from state {x} at step {h} by action {a} to state {after}.")
+        return float(self.transition_rewards[found[0]])
 
     @cached_property
     def transitions(self) -> FloatArray:

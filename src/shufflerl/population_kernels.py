@@ -71,9 +71,8 @@ def add_counts(rng: Generator, dynamics: Dynamics, policy: PolicyArray, users: i
     """Play `users` episodes of one policy and add their counts to moves[transition] and pays[h, x, a, r].
 
     Layer by layer: given how many users are where, their next states are multinomial and their reward bits binomial,
-    where these depend on the next state given that.
-    This is the exact joint law of the counts, at a cost that does not depend on the number of users. What is drawn
-    does not depend on whether rows list transitions of probability zero.
+    given the next state where they depend on it. This is the exact joint law of the counts, at a cost that does not
+    depend on the number of users. What is drawn does not depend on whether rows list transitions of probability zero.
     """
     horizon, states = policy.shape
     row_starts, successors, probabilities, rewards, start, transition_rewards = dynamics
@@ -94,15 +93,18 @@ def add_counts(rng: Generator, dynamics: Dynamics, policy: PolicyArray, users: i
                 first, end = row_of(row_starts, rewards, h, x, a)
                 law = probabilities[first:end]
                 if n == 1:
-                    parts[: end - first] = 0
-                    parts[invert(rng.random(), law) if states > 1 else 0] = 1
+                    i = invert(rng.random(), law) if states > 1 else 0
+                    moves[first + i] += 1
+                    there[successors[first + i]] += 1
+                    if told:
+                        wins = paid(rng, n, transition_rewards[first + i])
                 else:
                     split(rng, n, law, parts[: end - first])
-                for i in range(end - first):
-                    moves[first + i] += parts[i]
-                    there[successors[first + i]] += parts[i]
-                    if told and parts[i] > 0:
-                        wins += paid(rng, parts[i], transition_rewards[first + i])
+                    for i in range(end - first):
+                        moves[first + i] += parts[i]
+                        there[successors[first + i]] += parts[i]
+                        if told and parts[i] > 0:
+                            wins += paid(rng, parts[i], transition_rewards[first + i])
             pays[h, x, a, 1] += wins
             pays[h, x, a, 0] += n - wins
         here, there = there, here

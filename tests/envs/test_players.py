@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -109,6 +110,28 @@ def test_what_cannot_be_played_is_refused_in_one_sentence() -> None:
         player.returns(Mixture(np.zeros((1, 4)), [1.0], Network(3, 2)), np.zeros(2, int), np.random.default_rng(0))
     with pytest.raises(InvalidInputError, match="expected 2 and 2"):
         player.interface.check_fits(Network(3, 2))
+
+
+def test_an_environment_whose_extra_is_missing_is_refused_or_played() -> None:
+    if find_spec("Box2D") is None:
+        with pytest.raises(InvalidInputError, match=r"cannot make 'LunarLander-v3'.*(?i:box2d).* or install what"):
+            envs.make("LunarLander-v3")
+        return
+    lander = envs.make("LunarLander-v3")
+    assert isinstance(lander, GymPlayer)
+    assert (lander.problem(1).inputs, lander.problem(1).actions, lander.horizon) == (8, 4, 1000)
+
+
+@pytest.mark.parametrize("seen", [np.zeros(3), np.array([0.0, np.nan]), 0.5])
+def test_an_observation_outside_its_space_is_refused_in_one_sentence(seen: Any) -> None:
+    boxed = Interface.of(_Small(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))
+    with pytest.raises(InvalidInputError, match=r"The environment showed .*; expected 2 finite numbers, as its space"):
+        boxed.observed(seen)
+    numbered = Interface.of(_Small(spaces.Discrete(3, start=1), spaces.Discrete(2)))
+    assert numbered.observed(3).tolist() == [0, 0, 1]
+    for number in (0, 4):
+        with pytest.raises(InvalidInputError, match=f"The environment showed {number}; expected 1 to 3"):
+            numbered.observed(number)
 
 
 def test_a_given_range_of_returns_is_the_players() -> None:

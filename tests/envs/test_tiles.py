@@ -24,6 +24,13 @@ def test_tiles_are_equal_parts_between_the_bounds() -> None:
     assert seen == [0, 1, 2, 5, 5]
 
 
+def test_an_observation_that_lies_in_no_tile_is_refused() -> None:
+    env = Tiles(gymnasium.make("MountainCar-v0"), tiles=[3, 2])
+    for wrong in ([0.0], [0.0, np.nan]):
+        with pytest.raises(InvalidInputError, match=r"The environment showed .*; expected 2 numbers"):
+            env.observation(np.array(wrong))
+
+
 def test_a_tabular_learner_runs_on_tiles() -> None:
     env = Tiles(gymnasium.make("CartPole-v1"), edges=[[], [], [-0.05, 0.0, 0.05], [0.0]])
     simulator = GymSimulator(env, 8, 0.0, 1.0)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     import gymnasium
 
 INSTALL = "Gymnasium is not installed; install it with: pip install 'shufflerl[gymnasium]'"
-SUPPORTED = "Supported are Discrete, MultiDiscrete or Tuple-of-Discrete observations and Discrete actions."
+SUPPORTED = (
+    "Supported are Discrete, MultiDiscrete, Tuple-of-Discrete or Box observations and Discrete or bounded Box actions."
+)
 
 
 def from_gymnasium(

@@ -81,10 +81,18 @@ class Interface:
     def observed(self, observation: Any) -> FloatArray:
         """The vector that a policy sees."""
         if self.box is None:
+            number = int(observation) - self.first
+            if not 0 <= number < self.inputs:
+                last = self.first + self.inputs - 1
+                raise InvalidInputError(f"The environment showed {observation!r}; expected {self.first} to {last}.")
             vector = np.zeros(self.inputs)
-            vector[int(observation) - self.first] = 1.0
+            vector[number] = 1.0
             return vector
         flat = np.ravel(observation).astype(np.float64)
+        if flat.shape != (self.inputs,) or not np.isfinite(flat).all():
+            raise InvalidInputError(
+                f"The environment showed {observation!r}; expected {self.inputs} finite numbers, as its space says."
+            )
         return (flat - self.box[0]) / self.box[1]
 
     def action(self, chosen: Any, shape: tuple[int, ...] | None) -> Any:

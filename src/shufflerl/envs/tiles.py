@@ -57,6 +57,10 @@ class Tiles(gymnasium.ObservationWrapper[np.int64, Any, Any]):
     def observation(self, observation: Any) -> np.int64:
         """The tile's number, the last coordinate running fastest."""
         flat = np.ravel(observation)
+        if flat.shape != (len(self._edges),) or np.isnan(flat).any():
+            raise InvalidInputError(
+                f"The environment showed {observation!r}; expected {len(self._edges)} numbers, as its space says."
+            )
         where = [int(np.searchsorted(inner, x, side="right")) for inner, x in zip(self._edges, flat, strict=True)]
         return np.int64(np.ravel_multi_index(where, self._sizes))
 

@@ -18,6 +18,7 @@ import httpx2
 import numpy as np
 
 from shufflerl import envs, learners, policies
+from shufflerl.envs.sensing import SpectrumSensing
 from shufflerl.errors import InvalidInputError, LostWorkersError
 from shufflerl.mdp import MDP, Mixture
 from shufflerl.network import roles
@@ -264,7 +265,7 @@ def value_learned(env: str, mixture: Mixture) -> dict[str, float | None]:
     """What an episode earns with what was learned, at random, and at best as far as that is known.
 
     By the table of an MDP; else by fresh episodes in the environment's own units, at random under policies drawn at
-    random, and at best no more than the range of returns allows.
+    random, and at best no more than the best policy known or the range of returns allows.
     """
     made = envs.make(env, 0)
     if isinstance(made, MDP):
@@ -272,12 +273,13 @@ def value_learned(env: str, mixture: Mixture) -> dict[str, float | None]:
         return {"learned": learned, "random": _random_value(made), "optimal": made.optimal_value}
     assert isinstance(made, envs.Player | envs.SensingTiles)
     rng = np.random.default_rng()
+    game = made.game if isinstance(made, envs.SensingTiles) else made
     given = rng.choice(len(mixture.weights), size=JUDGED, p=mixture.weights)
     drawn = Mixture(rng.standard_normal((JUDGED, *mixture.family.shape)), np.full(JUDGED, 1 / JUDGED), mixture.family)
     return {
         "learned": float(made.returns(mixture, given, rng).mean()),
         "random": float(made.returns(drawn, np.arange(JUDGED), rng).mean()),
-        "optimal": made.high if isinstance(made, envs.Player) else made.game.best_known(10 * JUDGED, rng),
+        "optimal": game.best_known(10 * JUDGED, rng) if isinstance(game, SpectrumSensing) else game.high,
     }
 
 

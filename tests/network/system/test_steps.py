@@ -27,7 +27,7 @@ from shufflerl.network.node.reporting import check_environment, play
 from shufflerl.network.protocol import agreement, crypto, wire
 from shufflerl.network.protocol.agreement import Agreement, UnacceptableError, parse_announcement
 from shufflerl.noise import PoissonNoise
-from shufflerl.policies import Scores, describe
+from shufflerl.policies import Network, Scores, describe
 from shufflerl.population import StepPopulation
 from shufflerl.privacy.accounting import Budget
 from shufflerl.steps import StepProblem
@@ -259,4 +259,15 @@ def test_the_demonstration_knows_tiles() -> None:
         demo.chosen(None, "spectrum-tiles", "optimistic", epsilon=1.0, seed=0)
     policy = {"family": describe(Scores(3, 2)), "weights": [0.6, 0.4], "policies": SCORES}
     assert policy_text(policy).splitlines()[1] == "state 0: 0.000 1.000"
-    assert demo.value_learned("spectrum-tiles", Mixture(np.ones((1, 6, 8)), [1.0], Scores(6, 8)))["optimal"] > 14  # type: ignore[operator]
+    scores = Mixture(np.ones((1, 6, 8)), [1.0], Scores(6, 8))
+    game = envs.make("spectrum-sensing", 0)
+    assert isinstance(game, envs.Player)
+    public = game.problem(1)
+    linear = Network(public.inputs, public.actions, head=public.head)
+    for env, mixture in (
+        ("spectrum-tiles", scores),
+        ("spectrum-sensing", Mixture(np.zeros((1, linear.size)), [1.0], linear)),
+    ):
+        optimal = demo.value_learned(env, mixture)["optimal"]
+        assert optimal is not None
+        assert 14 < optimal < 20, env  # the best that is known, and not a slot's reward in each of 20
