@@ -150,7 +150,9 @@ class Reference:
         r, *paid = posterior(pays, a[1], b[1], 1)
         by_chance, by_noise, between = np.stack([moved, paid], 1)  # each [f, h, x, a, 1]
         self.visits, self.r, self.between = visits[..., 0], r[..., 1], between[..., 0]
-        self.r_variance = (by_chance[1] * r * (1 - r) + by_noise[1])[..., 1]
+        beside = 0 if noises.any() else C.beside * by_chance[1]  # who was not paid a few times may yet be
+        p = r + (0.5 - r) * beside / (1 + beside)
+        self.r_variance = (by_chance[1] * p * (1 - p) + by_noise[1])[..., 1]
         self.p_variance = by_chance[0] * (self.p * (1 - self.p)).mean(-1, keepdims=True) + by_noise[0]
         self.by_chance, self.by_noise = by_chance[0] * self.p, by_noise[0]  # times (V - E V)^2: errors of E V
         self.homogeneity = 1 - min(1.0, C.dissimilarity * between.mean((1, 2, 3, 4)).max())
@@ -226,13 +228,8 @@ class Reference:
         gap, known, variance = self.gap, self.precision + 1 / C.typical, self.gap_variance
         precision = known + information(allocated, noise)
         later = left * (gap > 0) * (self.met + self.homogeneity * (self.met.sum(0) - self.met))
-        few = 1 + C.few / (C.few + C.typical * self.precision)
-        bold = few * C.boldness**2
-        if not noise:  # unpaid visits leave more open than a normal law says: the skew of a beta law (Cornish & Fisher)
-            skew = 2 * (1 - 2 * self.r) * self.r_variance**2 / (self.r * (1 - self.r) + self.r_variance) / variance**1.5
-            far, third = gap / np.sqrt(variance), np.maximum(0, skew) / 6
-            z = 2 * (far + third) / (1 + np.sqrt(1 + 4 * third * (far + third)))
-            bold = few * C.exact_boldness**2 * np.where(far > 1, ratio(far, z, 1.0), 1.0) ** 2
+        few = C.few / (C.few + C.typical * self.precision)
+        bold = C.boldness**2 * (1 + few) if noise else C.exact_boldness**2
         error = np.sqrt(bold * variance * known / precision)
         visits = sizes.reshape(-1, 1, 1, 1) * self.met  # [size, h, x, 1]
         # Without noise the next batch can go on: a visit is worth its part of a whole try (KG*).
@@ -256,7 +253,7 @@ class Reference:
         policies, shares, n = list[Array](), list[float](), max(smallest, users / parts)
         plan, upper_values, _ = self.optimistic(allocated, n, left, noise, ties[0])
         idle = self.occupancy(plan, self.greedy)[-1].sum()  # who does as the greedy policy anyhow
-        probing = users * (C.always + C.idle * idle if noise else C.exact_always + C.exact_idle * idle)
+        probing = users * (C.always + C.idle * idle if noise else C.exact_always + C.idle * idle)
         max_probe, more = probing / (1 if noise else C.probes), bool(self.visits.any())
         sizes = C.smallest_share * smallest * np.append(0.0, C.probe_step ** np.arange(64))
         while (rest := users - sum(shares)) > 0:

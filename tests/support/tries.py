@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import integrate, optimize, stats
+from scipy import integrate, stats
 
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 
@@ -25,14 +25,8 @@ def gain_by_integration(
     return float(users / whole * (left * ahead - whole * (best - mean)))
 
 
-def error_in_probes(mean: float, best: float, error: float, told: float, noise: float) -> float:
-    """The error of an arm as probes take it: bolder for few visits, and without noise for a skewed law."""
-    few = np.sqrt(1 + C.few / (C.few + C.typical * told))
+def error_in_probes(error: float, told: float, noise: float) -> float:
+    """The error of an arm as probes take it: bolder with noise for few visits."""
     if noise:
-        return float(C.boldness * error * few)
-    a, b = np.array([mean, 1 - mean]) * (mean * (1 - mean) / error**2 - 1)
-    skew, far = 2 * (b - a) * np.sqrt(a + b + 1) / ((a + b + 2) * np.sqrt(a * b)), (best - mean) / error
-    if skew <= 0 or far <= 1:
-        return float(C.exact_boldness * error * few)
-    z = optimize.brentq(lambda z: z + skew * (z * z - 1) / 6 - far, 0.5, far + 1)
-    return float(C.exact_boldness * (best - mean) / z * few)
+        return float(C.boldness * error * np.sqrt(1 + C.few / (C.few + C.typical * told)))
+    return C.exact_boldness * error

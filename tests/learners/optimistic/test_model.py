@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from scipy import stats
 
 from shufflerl.arrays import FloatArray
 from shufflerl.counts import Batch, CountQuery, Release
@@ -12,10 +15,10 @@ from shufflerl.estimation.flow import conserve
 from shufflerl.learners.optimistic.constants import CONSTANTS as C
 from shufflerl.learners.optimistic.model import Model
 from shufflerl.learners.optimistic.rows import expected_value
-from shufflerl.mdp import MDP, Problem, homogeneous
+from shufflerl.mdp import MDP, Mixture, Problem, homogeneous
 from shufflerl.noise import GaussianNoise, Noise, NoNoise
 from shufflerl.population import CountPopulation
-from tests.support.examples import random_mdp, random_mixture
+from tests.support.examples import full_batch, random_mdp, random_mixture
 
 
 def _alike(seed: int) -> MDP:
@@ -148,6 +151,23 @@ def test_counts_without_noise_are_pooled_with_noisy_ones_as_if_theirs_were_tiny(
     for name in ("rewards", "reward_variances"):
         of_both = getattr(exact.rows, name), getattr(nearly.rows, name)
         np.testing.assert_allclose(*of_both, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("unpaid", [3, 10, 40, 200])
+def test_who_was_never_paid_may_yet_be(unpaid: int) -> None:
+    """Without noise the error of such a reward is about that of the beta law of an even prior; else far less."""
+    mdp = MDP(np.empty((0, 1, 2, 1)), [[[0.0, 1.0]]], np.ones(1))
+    exact, nearly = (Model(mdp.problem(1000)) for _ in range(2))
+    tiny = GaussianNoise(1e-3)
+    for model, noise in ((exact, NoNoise()), (nearly, tiny)):
+        for arm, users in ((0, unpaid), (1, 100)):
+            batch = full_batch(mdp, users, Mixture.single([[arm]]))
+            counts = CountPopulation(mdp, 0).play(batch).values.astype(np.float64)
+            model.add(Release(batch, counts, noise, noise.variance))
+    error, less = (math.sqrt(model.rows.reward_variances[0, 0, 0]) for model in (exact, nearly))
+    law = stats.beta(1, 1 + unpaid)
+    assert law.std() < error < 1.15 * law.std()
+    assert less < 0.75 * law.std()
 
 
 def test_many_releases_find_the_model() -> None:

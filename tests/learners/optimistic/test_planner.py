@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from shufflerl import planning
 from shufflerl.arrays import FloatArray, PolicyArray
@@ -17,7 +16,6 @@ from shufflerl.learners.optimistic.model import Model
 from shufflerl.learners.optimistic.planner import (
     Outlook,
     Rivals,
-    as_normal,
     best_rival,
     expected_gain,
     find_greedy,
@@ -26,7 +24,6 @@ from shufflerl.learners.optimistic.planner import (
     optimistic_policy,
     plan_batch,
     plan_probe,
-    skewness,
 )
 from shufflerl.learners.optimistic.rows import Rows
 from shufflerl.mdp import MDP
@@ -65,7 +62,7 @@ def test_a_probe_is_the_try_of_largest_net_value(seed: int, noise: float, left: 
     means, told = rng.uniform(0.02, 0.98, 4), 10.0 ** rng.uniform(0, 4, 4)
     errors = rng.uniform(0.05, 0.9, 4) * np.sqrt(means * (1 - means))
     smallest, most = 1.0, 400.0
-    bold = [error_in_probes(means[a], means.max(), errors[a], told[a], noise) for a in range(4)]
+    bold = [error_in_probes(errors[a], told[a], noise) for a in range(4)]
     known = np.maximum(2.0, (C.typical * told + 1) / 2) if noise == 0 else np.full(4, np.inf)
     users, policy = _first_probe(_bandit(means, errors, told), np.ones(1), smallest, most, left, noise)
     sizes = smallest * C.probe_step ** np.arange(16)
@@ -117,7 +114,7 @@ def test_probes_without_noise_end_where_optimal_stopping_would() -> None:
     error = 0.5 / np.sqrt(200.0)
     for ratio in (10.0, 100.0, 1000.0, 30_000.0):
         ends = []
-        for bold in (C.exact_boldness * np.sqrt(1 + C.few / (C.few + 200)), 1.0):
+        for bold in (C.exact_boldness, 1.0):
             worth = [
                 z
                 for z in np.arange(0.05, 6.0, 0.01)
@@ -126,7 +123,7 @@ def test_probes_without_noise_end_where_optimal_stopping_would() -> None:
             ]
             ends.append(max(worth))
         optimal = np.interp(ratio, left, bounds)
-        assert ends[0] == pytest.approx(optimal, rel=0.1)
+        assert 1.0 < ends[0] / optimal < 1.15
         assert ends[1] < 0.7 * optimal
 
 
@@ -135,7 +132,7 @@ def test_a_visit_is_worth_its_part_of_a_whole_try() -> None:
     rows = _bandit(np.array([0.5, 0.4]), np.array([1e-9, 0.05]), np.array([1e9, 39 / C.typical]))
     none = np.zeros((1, 1, 2))
     rivals = find_rivals(rows, find_greedy(rows, np.ones(1)), none, Outlook(1.0, 5e4, 0.0, 2.0))
-    bold = error_in_probes(0.4, 0.5, 0.05, 39 / C.typical, 0.0)
+    bold = error_in_probes(0.05, 39 / C.typical, 0.0)
     whole = gain_by_integration(0.4, 0.5, bold, 39 / C.typical, 20.0, 5e4, 0.0)
     for visits in (5.0, 20.0):
         value, which = best_rival(rivals, 0, 0, visits)
@@ -166,36 +163,6 @@ def test_what_is_allocated_is_not_probed_again() -> None:
         users.append(plan_probe(rows, greedy, given_, Outlook(400.0, 1e5, 1.0, 8.0), 400.0, probed, policy))
     assert users[0] > 0
     assert users[1] == 0
-
-
-@pytest.mark.parametrize(("unpaid", "where"), [(3.0, 0.5), (3.0, 0.7), (8.0, 0.3), (8.0, 0.6), (100.0, 0.05)])
-def test_rewards_that_nobody_was_paid_may_be_high(unpaid: float, where: float) -> None:
-    """How many deviations z out a normal law is beyond as often as a beta law of 1 and n more is above some reward.
-
-    What probes take for z is within a tenth; by the beta law's own mean and deviation it would be 1.2 to 1.6 times.
-    """
-    law = stats.beta(1.0, 1.0 + unpaid)
-    skew = skewness(law.mean(), law.var(), law.var())
-    assert skew == pytest.approx(law.stats(moments="s"))
-    z, behind = stats.norm.isf(law.sf(where)), where - law.mean()
-    assert behind / np.sqrt(as_normal(behind, law.var(), skew)) == pytest.approx(z, rel=0.1)
-
-
-def test_the_skew_counts_by_its_part_of_the_error() -> None:
-    """Third moments of independent errors add up: that of a reward, and none of what follows."""
-    rng = np.random.default_rng(1)
-    law = stats.beta(1.0, 5.0)
-    drawn = law.rvs(400_000, random_state=rng) + rng.normal(0.0, 0.1, 400_000)
-    assert skewness(law.mean(), law.var(), law.var() + 0.01) == pytest.approx(stats.skew(drawn), abs=0.02)
-    assert skewness(0.3, 0.0, 0.01) == 0.0
-    mdp = random_mdp(3, 2, 2, 2)
-    rewards, open_ = np.full((2, 2, 2), law.mean()), np.full((2, 2, 2), law.var())
-    rows = estimated_rows(mdp)._replace(rewards=rewards, reward_variances=open_, homogeneity=0.0)
-    greedy = find_greedy(rows, np.ones(2) / 2)._replace(gap=np.full((2, 2, 2), 0.6), variance=open_ + 0.01)
-    error = find_rivals(rows, greedy, np.zeros((2, 2, 2)), Outlook(1.0, 1e3, 0.0, 2.0)).error
-    skew = skewness(law.mean(), law.var(), law.var() + 0.01)
-    few = 1 + C.few / (C.few + C.typical * rows.precision)
-    np.testing.assert_allclose(error, C.exact_boldness * np.sqrt(as_normal(0.6, law.var() + 0.01, skew) * few))
 
 
 @pytest.mark.parametrize("noise", [0.0, 10.0])

@@ -11,7 +11,9 @@ weight
     k = 1 / (1 + A c + B (1 + c) / b),    b the mean p(1-p),
 
 which is the conjugate n / (n + c) for exact counts and the normal law's weight for noise; k times their error stays
-open, and the error of the mean as far as the row leans on it. Rewards are rows of two outcomes.
+open, and the error of the mean as far as the row leans on it. Rewards are rows of two outcomes. Without noise their
+p(1-p) is reckoned with two visits more, one of them paid, as in the interval of Agresti & Coull (1998): who was not
+paid a few times may yet be.
 
 **Optimism.** A rival that seems worse by z of its standard errors s costs n s z if n users try it. With R users still
 to come it gains R s psi(z) on average, psi(z) = phi(z) - z Phi(-z) the unit normal loss. So it is worth a try up to

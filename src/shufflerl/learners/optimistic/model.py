@@ -93,6 +93,8 @@ class Model:
         pooled = 1.0 / (C.typical * self.chance_error + self.noise_error) - 1.0 / C.typical
         pooled = own + homogeneity * np.maximum(0.0, pooled - own)
         precision = np.append(pooled[:, :-1].mean(axis=0), pooled[1, -1:], axis=0)
+        beside = 0.0 if len(self._noisy.users) else C.beside * self.chance_error[1]
+        p = rewards + (0.5 - rewards) * beside / (1.0 + beside)
         return Rows(
             row_starts=self._row_starts,
             successors=self._successors,
@@ -100,7 +102,7 @@ class Model:
             chance_error=self.chance_error[0],
             noise_error=self.noise_error[0],
             rewards=rewards.copy(),
-            reward_variances=self.chance_error[1] * rewards * (1.0 - rewards) + self.noise_error[1],
+            reward_variances=self.chance_error[1] * p * (1.0 - p) + self.noise_error[1],
             precision=precision,
             visits=self.visits,
             between=self.between,

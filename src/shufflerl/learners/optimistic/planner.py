@@ -28,8 +28,8 @@ from shufflerl.learners.optimistic.rows import (
 
 #: States that are less likely are never met; those up to the second number are not probed.
 _NEVER, _HARDLY = 1e-12, 1e-9
-#: Nothing further behind than this many errors is probed, and skews below this are none: limits of precision.
-_FAR, _SYMMETRIC = 8.0, 1e-9
+#: Nothing further behind than this many errors is probed.
+_FAR = 8.0
 
 
 class Outlook(NamedTuple):
@@ -301,48 +301,13 @@ def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Outloo
     for h in range(horizon):
         for x in range(states):
             for a in range(actions):
-                variance = greedy.variance[h, x, a]
-                bold = C.boldness
-                if noise == 0.0:
-                    bold = C.exact_boldness
-                    skew = skewness(rows.rewards[h, x, a], rows.reward_variances[h, x, a], variance)
-                    variance = as_normal(greedy.gap[h, x, a], variance, skew)
-                variance *= bold * bold * (1.0 + C.few / (C.few + C.typical * rows.precision[h, x, a]))
+                few = C.few / (C.few + C.typical * rows.precision[h, x, a])
+                bold = C.boldness**2 * (1.0 + few) if noise > 0.0 else C.exact_boldness**2
+                variance = bold * greedy.variance[h, x, a]
                 prior = rows.precision[h, x, a] + 1.0 / C.typical
                 precision[h, x, a] = prior + information(allocated[h, x, a], noise)
                 error[h, x, a] = math.sqrt(variance * prior / precision[h, x, a])
     return Rivals(greedy.gap, error, greedy.headroom, precision, allocated, noise, later)
-
-
-@compiled
-def skewness(reward: float, reward_variance: float, variance: float) -> float:
-    """The skew of an error of which a reward's has such a part, by a beta law: p (1 - p) / v = n + 1, and n more."""
-    if reward_variance <= 0.0:
-        return 0.0
-    visits = reward * (1.0 - reward) / reward_variance - 1.0
-    return float(2.0 * (1.0 - 2.0 * reward) / (visits + 2.0) * reward_variance / variance**1.5)
-
-
-@compiled
-def as_normal(gap: float, variance: float, skew: float) -> float:
-    """The variance of a normal law that is above the gap as often as one which is skewed.
-
-    That is above s (z + skew (z^2 - 1) / 6) as often as a normal above z (Cornish & Fisher's expansion), s^2 the
-    variance: few visits that were not paid leave more open than their variance says. Where the skew is the other way,
-    or the gap within s, it does not count.
-
-    >>> as_normal(3.0, 1.0, 0.0)
-    1.0
-    >>> z = 2.5
-    >>> round(as_normal(z + 0.6 * (z * z - 1) / 6, 1.0, 0.6) ** 0.5 * z, 6) == round(z + 0.6 * (z * z - 1) / 6, 6)
-    True
-    """
-    third = skew / 6.0
-    if third <= _SYMMETRIC or gap * gap <= variance:
-        return variance
-    far = gap / math.sqrt(variance)
-    z = (math.sqrt(1.0 + 4.0 * third * (far + third)) - 1.0) / (2.0 * third)
-    return (gap / z) ** 2
 
 
 @compiled
@@ -432,7 +397,7 @@ def plan_batch(
     idle = occupancy_of(rows, start, plan, greedy.policy, occupancy)
     max_probe = max_probing = users * (C.always + C.idle * idle)
     if terms.noise == 0.0:
-        max_probing = users * (C.exact_always + C.exact_idle * idle)
+        max_probing = users * (C.exact_always + C.idle * idle)
         max_probe = max_probing / C.probes
     probing = bool(rows.visits.any())  # nothing before something was seen
     while (rest := users - sum(shares)) > 0.0:
