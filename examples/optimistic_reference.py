@@ -253,7 +253,7 @@ class Reference:
         policies, shares, n = list[Array](), list[float](), max(smallest, users / parts)
         plan, upper_values, _ = self.optimistic(allocated, n, left, noise, ties[0])
         idle = self.occupancy(plan, self.greedy)[-1].sum()  # who does as the greedy policy anyhow
-        probing = users * (C.always + C.idle * idle if noise else C.exact_always + C.idle * idle)
+        probing = users * ((C.always if noise else C.exact_always) + C.idle * idle)
         max_probe, more = probing / (1 if noise else C.probes), bool(self.visits.any())
         sizes = C.smallest_share * smallest * np.append(0.0, C.probe_step ** np.arange(64))
         while (rest := users - sum(shares)) > 0:

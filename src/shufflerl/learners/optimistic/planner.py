@@ -395,10 +395,8 @@ def plan_batch(
     optimistic_policy(rows, allocated, bold, ties[0], plan, upper_values)
     greedy, probed = find_greedy(rows, start), np.zeros(horizon, dtype=np.bool_)
     idle = occupancy_of(rows, start, plan, greedy.policy, occupancy)
-    max_probe = max_probing = users * (C.always + C.idle * idle)
-    if terms.noise == 0.0:
-        max_probing = users * (C.exact_always + C.idle * idle)
-        max_probe = max_probing / C.probes
+    max_probing = users * ((C.always if terms.noise else C.exact_always) + C.idle * idle)
+    max_probe = max_probing if terms.noise else max_probing / C.probes
     probing = bool(rows.visits.any())  # nothing before something was seen
     while (rest := users - sum(shares)) > 0.0:
         policy, share = policies[len(shares)], 0.0
