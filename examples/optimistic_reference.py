@@ -215,30 +215,33 @@ class Reference:
         self.met = self.occupancy(self.greedy, self.greedy).sum(-1, keepdims=True)
         ahead, error = self.expected(np.s_[:], value[1:, None, None])
         self.gap = value[:-1, :, None] - (self.r + ahead)
-        self.headroom = np.maximum(0, 1 + value[1:, None].max(-1, keepdims=True) - value[:-1, :, None])
-        self.gap_variance, self.value_variance = self.r_variance + error, np.zeros_like(value)
+        self.gap_variance, self.value_variance, behind = self.r_variance + error, *np.zeros((2, *value.shape))
+        self.slope = self.gap_variance / (self.precision + 1 / C.typical)  # at which precision takes an error off
         for h in reversed(range(len(error))):  # what follows errs too, where next states differ from the greedy ones
             best, after = (np.arange(self.shape[1]), self.greedy[h]), self.value_variance[h + 1]
-            p = self.p[h][best]
-            self.value_variance[h] = self.along(self.gap_variance[h][best], (p**2 * after).sum(-1))
-            self.gap_variance[h] += ((self.p[h] - p[:, None]) ** 2 * after).sum(-1)
+            p, own = self.p[h][best], self.gap_variance[h][best]
+            self.value_variance[h] = self.along(own, follows := (p**2 * after).sum(-1))
+            both = ratio(self.value_variance[h], own + follows, 1.0)
+            behind[h] = both * (self.slope[h][best] + (p**3 * behind[h + 1]).sum(-1))
+            self.gap_variance[h] += ((apart := (self.p[h] - p[:, None]) ** 2) * after).sum(-1)
+            self.slope[h] += (apart * self.p[h] * behind[h + 1]).sum(-1)
 
     def probe(self, allocated: Array, sizes: Array, left: float, noise: float, probed: Array) -> tuple[Array, float]:
         """The greedy policy but at one step, where actions of largest net value are tried, and by how many users."""
-        gap, known, variance = self.gap, self.precision + 1 / C.typical, self.gap_variance
+        gap, known = self.gap, ratio(self.gap_variance, self.slope, 1.0)
         precision = known + information(allocated, noise)
         later = left * (gap > 0) * (self.met + self.homogeneity * (self.met.sum(0) - self.met))
         few = C.few / (C.few + C.typical * self.precision)
         bold = C.boldness**2 * (1 + few) if noise else C.exact_boldness**2
-        error = np.sqrt(bold * variance * known / precision)
+        error = np.sqrt(bold * self.gap_variance * known / precision)
         visits = sizes.reshape(-1, 1, 1, 1) * self.met  # [size, h, x, 1]
-        # Without noise the next batch can go on: a visit is worth its part of a whole try (KG*).
-        whole = visits if noise else np.maximum(C.fewest, C.part * C.typical * precision)
-        # The knowledge gradient: what later users gain by so many visits, which move the estimate by a normal law.
-        tells = np.maximum(0, information(whole + allocated, noise) - information(allocated, noise))
-        moves = np.maximum(error * np.sqrt(tells / (tells + precision)), 1e-300)
-        loss = unit_normal_loss(gap / moves) - unit_normal_loss((gap + self.headroom) / moves)
-        value = visits * np.maximum(0, ratio(later * moves * loss, whole, 0.0) - gap) * ((visits <= whole) & ~probed)
+        tells = np.maximum(0, information(visits + allocated, noise) - information(allocated, noise))
+        # What later users gain, the knowledge gradient; the next batches can go on: of the best number of tries (KG*).
+        gain, whole = np.zeros(tells.shape), np.maximum(C.fewest, C.part * C.typical * precision)
+        for batches in 2.0 ** np.arange(40) if noise else [ratio(whole, visits, 0.0)]:
+            moves = np.maximum(error * np.sqrt(batches * tells / (batches * tells + precision)), 1e-300)
+            gain = np.maximum(gain, ratio(later * moves * unit_normal_loss(gap / moves), batches, 0.0) * (batches >= 1))
+        value = np.maximum(0, gain - visits * gap) * ~probed
         worth = value.max(-1).sum(-1).T
         step, size = np.unravel_index(worth.argmax(), worth.shape)
         policy, tries, probed[step] = self.greedy.copy(), value[size, step], not noise
@@ -253,7 +256,7 @@ class Reference:
         policies, shares, n = list[Array](), list[float](), max(smallest, users / parts)
         plan, upper_values, _ = self.optimistic(allocated, n, left, noise, ties[0])
         idle = self.occupancy(plan, self.greedy)[-1].sum()  # who does as the greedy policy anyhow
-        probing = users * ((C.always if noise else C.exact_always) + C.idle * idle)
+        probing = users * (C.always + C.idle * idle if noise else C.exact_share)
         max_probe, more = probing / (1 if noise else C.probes), bool(self.visits.any())
         sizes = C.smallest_share * smallest * np.append(0.0, C.probe_step ** np.arange(64))
         while (rest := users - sum(shares)) > 0:

@@ -40,10 +40,10 @@ class Constants(NamedTuple):
     #: With few batches the first has as many tries as this times the logarithm of all tries there could be, by batch
     #: (2.5 to 4 for 3 to 12 batches; with 40 it makes no difference).
     opening: float = 3.0
-    #: The logarithm of a batch's size grows with this power of its place: with one batch, two, up to ten or more.
-    growth: tuple[float, ...] = (2.4, 2.3, 2.2, 2.1, 2.0, 1.9, 1.8, 1.7, 1.6, 1.5)
-    #: Users of the smallest try, in deviations of a counter's noise (6 to 9); without noise so few (1 to 2).
-    deviations: float = 9.0
+    #: The logarithm of a batch's size grows with this power of its place: with one batch, two, up to 13 or more.
+    growth: tuple[float, ...] = (2.4, 2.3, 2.2, 2.1, 2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.4, 1.3, 1.25)
+    #: Users of the smallest try, in deviations of a counter's noise (5 to 7); without noise so few (1 to 2).
+    deviations: float = 6.0
     fewest: float = 2.0
 
     # Optimistic plans.
@@ -73,11 +73,11 @@ class Constants(NamedTuple):
     #: were counted, half of them paid, as who was not paid a few times is not sure never to be (1 to 4).
     beside: float = 2.0
     #: Users of all probes of a batch at most: some always, and more where the plan does as the greedy policy
-    #: anyhow (0.01 to 0.1; 0.15 to 0.5). Without noise each probe has its part of them, so that steps where it costs
-    #: little to try take turns with dear ones.
+    #: anyhow (0.01 to 0.1; 0.15 to 0.5). Without noise this part (0.2 to 0.4), and each probe has its share of them, so
+    #: that steps where it costs little to try take turns with dear ones.
     always: float = 0.04
     idle: float = 0.32
-    exact_always: float = 0.12
+    exact_share: float = 0.3
     #: A try without noise has this part of the visits that are known of a row, or the fewest, at most.
     part: float = 0.5
 

@@ -144,7 +144,7 @@ def smallest_try(noise_sd: float) -> float:
     """How many users stand out of a counter's noise of that deviation; a few if there is none.
 
     >>> smallest_try(20.0), smallest_try(0.0)
-    (180.0, 2.0)
+    (120.0, 2.0)
     """
     return max(float(C.first if noise_sd else C.fewest), C.deviations * noise_sd)
 
@@ -152,12 +152,12 @@ def smallest_try(noise_sd: float) -> float:
 def schedule(episodes: int, noise_sd: float, batches: int, least: int = 0) -> IntArray:
     """Sizes of batches, at most so many and none of fewer than `least` users, which add up to the episodes.
 
-    They grow from the smallest try, slowly at first: the logarithm of a size grows with the power 1.5 of its place.
+    They grow from the smallest try, slowly at first: the logarithm of a size grows with the power 1.25 of its place.
     Where batches are few, so that each is many times the one before, the first is as many tries as it takes to be worth
-    that, and with fewer than ten the power is up to 2.3: the first mistakes are then made by fewer users.
+    that, and with fewer than 13 the power is up to 2.4: the first mistakes are then made by fewer users.
 
     >>> schedule(1000, 20.0, 40)
-    array([180, 185, 196, 210, 229])
+    array([120, 121, 122, 124, 125, 128, 129, 131])
     """
     smallest = max(smallest_try(noise_sd), float(least))
     smallest *= max(1.0, C.opening * math.log(max(1.0, episodes / smallest)) / batches)

@@ -48,33 +48,34 @@ class Outlook(NamedTuple):
 class Greedy(NamedTuple):
     """The greedy policy of the posterior mean, its occupancy[h, x], and all actions against it.
 
-    They are behind it by their `gap`, an estimate of such a `variance`. By the estimates of what follows none of (h, x)
-    is ahead of it by more than its headroom[h, x]: paid 1, and the best next state for sure. The variance of what the
-    policy earns from (h, x) on is `value_variance`.
+    They are behind it by their `gap`, an estimate of such a `variance`. Precision that a try adds takes that off at the
+    rate of its `slope`, sum v / K over what it is made of: rows of variance v at precision K, here and behind. The
+    variance of what the policy earns from (h, x) on is `value_variance`.
     """
 
     policy: PolicyArray
     occupancy: FloatArray
     gap: FloatArray
     variance: FloatArray
-    headroom: FloatArray
+    slope: FloatArray
     value_variance: FloatArray
 
 
 class Rivals(NamedTuple):
-    """All actions against the greedy one as a probe sees them: `gap`, the `error` of it, and the `headroom`.
+    """All actions against the greedy one as a probe sees them: `gap`, and the `error` of it.
 
     `precision` counts the visits `allocated` to others of the batch; `noise` is the variance of a counter's. So many
-    users come `later` to (h, x) on the greedy way, those at other steps included as far as they count.
+    users come `later` to (h, x) on the greedy way, those at other steps included as far as they count. Who knew all
+    would gain them so much, the value of `perfect` information.
     """
 
     gap: FloatArray
     error: FloatArray
-    headroom: FloatArray
     precision: FloatArray
     allocated: FloatArray
     noise: float
     later: FloatArray
+    perfect: FloatArray
 
 
 @compiled
@@ -193,93 +194,102 @@ def find_greedy(rows: Rows, start: FloatArray) -> Greedy:
     """The greedy policy and all actions against it.
 
     The variance of an action's gap is that of the row itself, and of what follows where its next states differ from the
-    greedy action's: sum (p - p*)^2 D over the next states, D what is open of their value.
+    greedy action's: sum (p - p*)^2 D over the next states, D what is open of their value. Of m visits m p go on to a
+    next state, and take D off with so much of its slope.
     """
     horizon, states, actions = rows.rewards.shape
     policy = np.empty((horizon, states), dtype=np.int32)
-    gap = np.empty((horizon, states, actions))
-    variance = np.empty((horizon, states, actions))
-    headroom = np.empty((horizon, states))
-    value = np.zeros((horizon + 1, states))
-    value_variance = np.zeros((horizon + 1, states))
+    gap, variance, slope = np.empty((3, horizon, states, actions))
+    value, value_variance, value_slope = np.zeros((3, horizon + 1, states))
     difference = np.zeros(states)
     for h in range(horizon - 1, -1, -1):
-        highest = 0.0
-        for x in range(states):
-            highest = max(highest, value[h + 1, x])
         for x in range(states):
             best = 0
             for a in range(actions):
                 expected, error = expected_value(rows, value, h, x, a)
                 gap[h, x, a] = -rows.rewards[h, x, a] - expected
                 variance[h, x, a] = rows.reward_variances[h, x, a] + error
+                slope[h, x, a] = variance[h, x, a] / (rows.precision[h, x, a] + 1.0 / C.typical)
                 if gap[h, x, a] < gap[h, x, best]:
                     best = a
             policy[h, x] = best
             value[h, x] = -gap[h, x, best]
-            headroom[h, x] = max(0.0, 1.0 + highest - value[h, x])
             i = (h * states + x) * actions
             for a in range(actions):
                 gap[h, x, a] += value[h, x]
                 if a != best:
-                    variance[h, x, a] += _unlike(rows, i + a, i + best, value_variance, h + 1, difference)
-            after = 0.0
+                    unlike = _unlike(rows, i + a, i + best, value_variance[h + 1], value_slope[h + 1], difference)
+                    variance[h, x, a] += unlike[0]
+                    slope[h, x, a] += unlike[1]
+            here, behind, slope_behind = variance[h, x, best], 0.0, 0.0
             for t in range(rows.row_starts[i + best], rows.row_starts[i + best + 1]):
-                after += rows.probabilities[t] ** 2 * value_variance[h + 1, rows.successors[t]]
-            value_variance[h, x] = along(variance[h, x, best], after, rows.homogeneity)
+                p, y = rows.probabilities[t], rows.successors[t]
+                behind += p * p * value_variance[h + 1, y]
+                slope_behind += p * p * p * value_slope[h + 1, y]
+            value_variance[h, x] = along(here, behind, rows.homogeneity)
+            both = value_variance[h, x] / (here + behind) if here + behind > 0.0 else 1.0
+            value_slope[h, x] = both * (slope[h, x, best] + slope_behind)
     occupancy = np.zeros((horizon, states))
     occupancy_of(rows, start, policy, policy, occupancy)
-    return Greedy(policy, occupancy, gap, variance, headroom, value_variance)
+    return Greedy(policy, occupancy, gap, variance, slope, value_variance)
 
 
 @compiled
-def _unlike(rows: Rows, rival: int, best: int, value_variance: FloatArray, h: int, difference: FloatArray) -> float:
-    """sum (p - p*)^2 D over the next states of two rows; leaves the scratch space `difference` empty."""
+def _unlike(
+    rows: Rows, rival: int, best: int, variance: FloatArray, slope: FloatArray, difference: FloatArray
+) -> tuple[float, float]:
+    """sum (p - p*)^2 D over the next states of two rows, and its slope; leaves the scratch space `difference` empty."""
     for t in range(rows.row_starts[best], rows.row_starts[best + 1]):
         difference[rows.successors[t]] -= rows.probabilities[t]
     for t in range(rows.row_starts[rival], rows.row_starts[rival + 1]):
         difference[rows.successors[t]] += rows.probabilities[t]
-    total = 0.0
+    total = total_slope = 0.0
     for i in (rival, best):
         for t in range(rows.row_starts[i], rows.row_starts[i + 1]):
             y = rows.successors[t]
-            total += difference[y] ** 2 * value_variance[h, y]
+            total += difference[y] ** 2 * variance[y]
+            if i == rival:
+                total_slope += difference[y] ** 2 * rows.probabilities[t] * slope[y]
             difference[y] = 0.0
-    return total
+    return total, total_slope
 
 
 @compiled
-def expected_gain(rivals: Rivals, h: int, x: int, a: int, visits: float) -> float:
-    """What users who come later gain by so many visits, whatever these cost: see `plan_probe`."""
-    had, gap = rivals.allocated[h, x, a], rivals.gap[h, x, a]
-    gained = max(0.0, information(visits + had, rivals.noise) - information(had, rivals.noise))  # not -0 by rounding
-    moves = rivals.error[h, x, a] * math.sqrt(gained / (gained + rivals.precision[h, x, a]))
-    most = gap + rivals.headroom[h, x]
-    if gap <= 0.0 or gap >= min(most, _FAR * moves):
+def expected_gain(rivals: Rivals, h: int, x: int, a: int, added: float) -> float:
+    """What users who come later gain by so much precision of an action, whatever it costs: see `plan_probe`."""
+    gap = rivals.gap[h, x, a]
+    if gap <= 0.0 or added <= 0.0:
         return 0.0
-    never = unit_normal_loss(most / moves) if most < _FAR * moves else 0.0
-    return float(rivals.later[h, x] * moves * (unit_normal_loss(gap / moves) - never))
+    moves = rivals.error[h, x, a] / math.sqrt(1.0 + rivals.precision[h, x, a] / added)
+    return float(rivals.later[h, x] * moves * unit_normal_loss(gap / moves)) if gap < _FAR * moves else 0.0
 
 
 @compiled
 def best_rival(rivals: Rivals, h: int, x: int, visits: float) -> tuple[float, int]:
     """The net value of the best try of a state's actions, and which that is, if so many come now.
 
-    Without noise small tries tell as much by visit as large ones, and the next batch can go on. So a visit is worth
-    what it is on average in a try of a part of the visits that are known (as in KG*, Frazier & Powell 2010: alone it
-    would hardly change anybody's mind), and none has more than these.
+    The next batches can go on with a try, so it is worth its part of what several of them gain (as in KG*, Frazier &
+    Powell 2010: alone it would hardly change anybody's mind): with noise of as many, a power of two, as gain most each.
+    Without it, of those that together make a part of the visits that are known; none has more visits than that.
     """
     most = 0.0
     which = -1
     for a in range(rivals.gap.shape[2]):
+        price, perfect = visits * rivals.gap[h, x, a], rivals.perfect[h, x, a]
+        if perfect <= price + most:
+            continue
+        had = rivals.allocated[h, x, a]
+        added = max(0.0, information(visits + had, rivals.noise) - information(had, rivals.noise))  # not -0 by rounding
+        gain, batches = 0.0, 1.0
         if rivals.noise > 0.0:
-            value = expected_gain(rivals, h, x, a, visits) - visits * rivals.gap[h, x, a]
+            while batches * max(price, gain) < perfect:
+                gain = max(gain, expected_gain(rivals, h, x, a, batches * added) / batches)
+                batches *= 2.0
         else:
-            whole = max(C.fewest, C.part * C.typical * rivals.precision[h, x, a])
-            gain = expected_gain(rivals, h, x, a, whole) if visits <= whole else 0.0
-            value = visits * (gain / whole - rivals.gap[h, x, a]) if gain > 0.0 else 0.0
-        if value > most:
-            most, which = value, a
+            batches = max(C.fewest, C.part * C.typical * rivals.precision[h, x, a]) / visits
+            gain = expected_gain(rivals, h, x, a, batches * added) / batches if batches >= 1.0 else 0.0
+        if gain - price > most:
+            most, which = gain - price, a
     return most, which
 
 
@@ -287,27 +297,23 @@ def best_rival(rivals: Rivals, h: int, x: int, visits: float) -> tuple[float, in
 def find_rivals(rows: Rows, greedy: Greedy, allocated: FloatArray, terms: Outlook) -> Rivals:
     """All actions against the greedy one, with errors as bold as probes take them."""
     horizon, states, actions = rows.rewards.shape
-    noise = terms.noise
-    error = np.empty((horizon, states, actions))
-    precision = np.empty((horizon, states, actions))
+    error, precision, perfect = np.empty((3, horizon, states, actions))
     later = np.empty((horizon, states))
+    rivals = Rivals(greedy.gap, error, precision, allocated, terms.noise, later, perfect)
     for x in range(states):
-        total = 0.0
-        for h in range(horizon):
-            total += greedy.occupancy[h, x]
+        total = greedy.occupancy[:, x].sum()
         for h in range(horizon):
             elsewhere = rows.homogeneity * (total - greedy.occupancy[h, x])
             later[h, x] = terms.left * (greedy.occupancy[h, x] + elsewhere)
-    for h in range(horizon):
-        for x in range(states):
             for a in range(actions):
                 few = C.few / (C.few + C.typical * rows.precision[h, x, a])
-                bold = C.boldness**2 * (1.0 + few) if noise > 0.0 else C.exact_boldness**2
-                variance = bold * greedy.variance[h, x, a]
-                prior = rows.precision[h, x, a] + 1.0 / C.typical
-                precision[h, x, a] = prior + information(allocated[h, x, a], noise)
-                error[h, x, a] = math.sqrt(variance * prior / precision[h, x, a])
-    return Rivals(greedy.gap, error, greedy.headroom, precision, allocated, noise, later)
+                bold = C.boldness**2 * (1.0 + few) if terms.noise > 0.0 else C.exact_boldness**2
+                variance, slope = greedy.variance[h, x, a], greedy.slope[h, x, a]
+                prior = variance / slope if slope > 0.0 else 1.0
+                precision[h, x, a] = prior + information(allocated[h, x, a], terms.noise)
+                error[h, x, a] = math.sqrt(bold * variance * prior / precision[h, x, a])
+                perfect[h, x, a] = expected_gain(rivals, h, x, a, np.inf)
+    return rivals
 
 
 @compiled
@@ -324,9 +330,7 @@ def plan_probe(
 
     An action with gap d, of error s before and t after m visits, gains R t' psi(d / t') if R users come this way later,
     t'^2 = s^2 - t^2 the variance of what the visits will say of it, and costs m d: the knowledge gradient of a normal
-    law. As it can be ahead by no more than its headroom c, R t' psi((d + c) / t') of that is never gained.
-
-    Without noise no step that the batch has `probed` is probed again.
+    law. Without noise no step that the batch has `probed` is probed again.
     """
     horizon, states = policy.shape
     rivals = find_rivals(rows, greedy, allocated, terms)
@@ -395,7 +399,7 @@ def plan_batch(
     optimistic_policy(rows, allocated, bold, ties[0], plan, upper_values)
     greedy, probed = find_greedy(rows, start), np.zeros(horizon, dtype=np.bool_)
     idle = occupancy_of(rows, start, plan, greedy.policy, occupancy)
-    max_probing = users * ((C.always if terms.noise else C.exact_always) + C.idle * idle)
+    max_probing = users * (C.always + C.idle * idle if terms.noise else C.exact_share)
     max_probe = max_probing if terms.noise else max_probing / C.probes
     probing = bool(rows.visits.any())  # nothing before something was seen
     while (rest := users - sum(shares)) > 0.0:
