@@ -316,22 +316,27 @@ def test_what_follows_counts_where_the_next_states_differ(seed: int) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_fewer_visits_reach_what_lies_further_behind(seed: int) -> None:
-    """Where only the last of three steps is open: of its slope the part that two transitions leave."""
-    mdp = random_mdp(seed, 3, 3, 2)
+@given(seed=st.integers(0, 10**6), alike=st.sampled_from([0.0, 0.5, 1.0]), sparse=st.booleans())
+def test_fewer_visits_reach_what_lies_further_behind(seed: int, alike: float, sparse: bool) -> None:
+    """Where the second and third step are open: of their slopes the part that one and two transitions leave.
+
+    Where steps are alike their errors add up to more, and what falls of them with it.
+    """
+    mdp = random_mdp(seed, 3, 3, 2, sparse=sparse)
     rng = np.random.default_rng(seed)
-    open_, known = np.full((3, 3, 2), 1e-12), rng.uniform(1e2, 1e4, (3, 3, 2))
-    open_[2] = rng.uniform(0.01, 0.1, (3, 2))
-    sure = np.full((3, 3, 2), 1e-15)
-    rows = estimated_rows(mdp)._replace(reward_variances=open_, chance_error=sure, noise_error=sure, homogeneity=0.0)
+    open_, known = rng.uniform(0.01, 0.1, (3, 3, 2)), rng.uniform(1e2, 1e4, (3, 3, 2))
+    open_[0], sure = 1e-12, np.full((3, 3, 2), 1e-15)
+    rows = estimated_rows(mdp)._replace(reward_variances=open_, chance_error=sure, noise_error=sure, homogeneity=alike)
     slope = find_greedy(rows._replace(precision=known - 1 / C.typical), mdp.start.copy()).slope
     best, each = gaps(mdp).argmin(axis=-1), np.arange(3)
-    p = mdp.layout.table(mdp.probabilities)
-    last = p[1, each, best[1]] ** 3 @ (open_ / known)[2, each, best[2]]
+    p, slopes = mdp.layout.table(mdp.probabilities), open_ / known
+    q, here = p[1, each, best[1]], open_[1, each, best[1]]
+    after = q**2 @ open_[2, each, best[2]]
+    together = 1 + 2 * alike * np.sqrt(here * after) / (here + after)
+    behind = together * (slopes[1, each, best[1]] + q**3 @ slopes[2, each, best[2]])
     for x in range(3):
         a, b = 1 - best[0, x], best[0, x]
-        assert slope[0, x, a] == pytest.approx((p[0, x, a] - p[0, x, b]) ** 2 * p[0, x, a] @ last, rel=1e-5)
+        assert slope[0, x, a] == pytest.approx((p[0, x, a] - p[0, x, b]) ** 2 * p[0, x, a] @ behind, rel=1e-5)
 
 
 def test_a_probe_is_as_large_as_what_lies_behind_it_needs() -> None:
