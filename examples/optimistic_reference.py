@@ -1,8 +1,8 @@
 """The learner `optimistic` in one file of plain NumPy, to be read from top to bottom.
 
 `Reference.plan` says what a batch plays and which counters are asked, `Reference.learn` takes in its release. Both do
-as `shufflerl.learners.optimistic` (tests/test_optimistic_reference.py), unless rounding breaks a tie; its docstring
-derives the formulas, its `constants` say what each is. Here the law of the first state is known and every transition is
+as `shufflerl.learners.optimistic` (tests/examples/test_optimistic_reference.py) unless rounding breaks a tie; there are
+the formulas derived, and `constants` explained. Here the law of the first state is known and every transition is
 possible. Sizes of batches (`schedule`) and the least squares that conserve users (`flow`) are left to the library.
 
 Axes are [h, x, a, y]: step, state, action, next state; f = 0 are transitions, f = 1 rewards. A row is the law of the
@@ -115,7 +115,7 @@ def posterior(raw: Array, a: Array, b: Array, apart: float) -> tuple[Array, Arra
         chance = np.maximum((near * (1 - near)).mean(-1, keepdims=True), C.min_chance)
     # How far is that from the uniform row?
     c, usual = c[: C.row_concentrations], (1 - 1 / width) / width
-    v = usual * (1 + mean_a * c) / (1 + c) + mean_b
+    v = np.maximum(usual * (1 + mean_a * c) / (1 + c) + mean_b, 1e-300)  # 0 only where a row has one cell
     law = learn_law(-0.5 * (width - 1) * (np.log(v) + ((mean - 1 / width) ** 2).mean(-1, keepdims=True) / v))
     k = 1 / (1 + mean_a * c + mean_b * (1 + c) / max(usual, C.min_chance))
     trust, shared = (law * k).sum(0), (law * k * mean_a / (1 + k * mean_a)).sum(0)
@@ -241,7 +241,7 @@ class Reference:
         for batches in 2.0 ** np.arange(40) if noise else [ratio(whole, visits, 0.0)]:
             moves = np.maximum(error * np.sqrt(batches * tells / (batches * tells + precision)), 1e-300)
             gain = np.maximum(gain, ratio(later * moves * unit_normal_loss(gap / moves), batches, 0.0) * (batches >= 1))
-        value = np.maximum(0, gain - visits * gap) * ~probed
+        value = np.maximum(0, gain - visits * gap) * ((visits > 0) & ~probed)
         worth = value.max(-1).sum(-1).T
         step, size = np.unravel_index(worth.argmax(), worth.shape)
         policy, tries, probed[step] = self.greedy.copy(), value[size, step], not noise

@@ -25,7 +25,7 @@ from shufflerl.learners.optimistic.planner import (
     plan_batch,
     plan_probe,
 )
-from shufflerl.learners.optimistic.rows import Rows
+from shufflerl.learners.optimistic.rows import Rows, information, unit_normal_loss
 from shufflerl.mdp import MDP
 from tests.support.examples import estimated_rows, gaps, random_mdp
 from tests.support.tries import error_in_probes, gain_by_integration
@@ -142,6 +142,27 @@ def test_a_visit_is_worth_its_part_of_a_whole_try() -> None:
     assert best_rival(rivals, 0, 0, 20.1)[0] == 0.0
     nobody = find_rivals(rows, find_greedy(rows, np.ones(1)), none, Outlook(1.0, 0.0, 0.0, 2.0))
     assert best_rival(nobody, 0, 0, 5.0) == (0.0, -1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_a_try_goes_on_as_long_as_gains_most(seed: int) -> None:
+    """Of five actions, against every power of two: no gain is cut off, neither by its price nor by a better rival."""
+    rng = np.random.default_rng(seed)
+    gap, error = rng.uniform(0.05, 1, (2, 1, 1, 5))
+    each = gap, error, 10.0 ** rng.uniform(0, 4, gap.shape), np.where(rng.random(gap.shape) < 0.5, 0.0, 30.0)
+    later = np.full((1, 1), 10.0 ** rng.uniform(1, 6))
+    perfect = later[0] * error * np.array([unit_normal_loss(z) for z in (gap / error).ravel()])
+    rivals, visits = Rivals(*each, 1e4, later, perfect), 10.0 ** rng.uniform(0, 3)
+    net = []
+    for a in range(5):
+        had = each[3][0, 0, a]
+        added = information(had + visits, 1e4) - information(had, 1e4)
+        gains = [expected_gain(rivals, 0, 0, a, 2.0**k * added) / 2.0**k for k in range(60)]
+        net.append(max(gains) - visits * gap[0, 0, a])
+    value, which = best_rival(rivals, 0, 0, visits)
+    assert value == pytest.approx(max(0.0, *net), rel=1e-9)
+    assert which == (int(np.argmax(net)) if max(net) > 0 else -1)
 
 
 @settings(max_examples=200, deadline=None)

@@ -22,12 +22,12 @@ itself. The optimistic plan is best if every row is better by half of that (`pla
 
 **Probes.** Of an action with gap d to the greedy one, m visits will move the estimate by a normal of variance
 t'^2 = s^2 - t^2, s and t its errors before and after. They gain R t' psi(d / t') and cost m d: the knowledge gradient
-of a normal law, net of its price. The gap errs by what lies behind the action too, and that falls as fast as these rows
-take to be known, not this one: errors v of precision K are one of precision sum v / sum (v / K). A probe plays the
-greedy policy but at one step, where every state takes the action of largest net value; how many users it takes is part
-of the choice (`planner.plan_probe`). The next batches can go on with it, so it is worth its part of the best number of
-such tries (KG*). An action that was unlucky once is tried again that way, at its own price and not at that of a whole
-batch; without probes some runs never recover.
+of a normal law, net of its price. The gap errs by what lies behind the action too, and that part falls as fast as the
+rows behind become known: errors of variance v at precision K count as one at precision sum v / sum (v / K). A probe
+plays the greedy policy but at one step, where every state takes the action of largest net value; how many users it
+takes is part of the choice (`planner.plan_probe`). The next batches can go on with it, so it is worth its part of what
+the best number of such tries gains (KG*). An action that was unlucky once is tried again that way, at its own price and
+not at that of a whole batch; without probes some runs never recover.
 
 **Batches.** A batch is a mixture of a few probes and plans, each made as if those before it had been played
 (`planner.plan_batch`). It asks for no more counters than are worth their noise (`query`): noise grows with the

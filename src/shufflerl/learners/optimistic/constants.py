@@ -62,9 +62,8 @@ class Constants(NamedTuple):
     #: How many users a probe has is searched for in steps of this factor.
     probe_step: float = 1.5
     #: Standard errors in probes are taken so many times: the bolder, the more they find of what was dismissed by bad
-    #: luck, and the more they cost, a trade of mean regret for its tail. Without noise probes are small and go on from
-    #: batch to batch while they seem worth it: with errors so bold they end a tenth later than optimal stopping would
-    #: (1.75 to 2).
+    #: luck, and the more they cost, a trade of mean regret for its tail. Without noise probes are small and go
+    #: on while they seem worth it: with errors so bold they end a tenth later than optimal stopping would (1.75 to 2).
     boldness: float = 0.9
     exact_boldness: float = 1.9
     #: The variance of what few visits tell is doubled, from this many on less: one unlucky try is no law (8 to 30).
@@ -78,7 +77,7 @@ class Constants(NamedTuple):
     always: float = 0.04
     idle: float = 0.32
     exact_share: float = 0.3
-    #: A try without noise has this part of the visits that are known of a row, or the fewest, at most.
+    #: A try without noise has at most this part of the visits that are known of the action, or the fewest.
     part: float = 0.5
 
     # The query.

@@ -154,7 +154,7 @@ def schedule(episodes: int, noise_sd: float, batches: int, least: int = 0) -> In
 
     They grow from the smallest try, slowly at first: the logarithm of a size grows with the power 1.25 of its place.
     Where batches are few, so that each is many times the one before, the first is as many tries as it takes to be worth
-    that, and with fewer than 13 the power is up to 2.4: the first mistakes are then made by fewer users.
+    that, and with fewer than 13 the power is up to 2.2: the first mistakes are then made by fewer users.
 
     >>> schedule(1000, 20.0, 40)
     array([120, 121, 122, 124, 125, 128, 129, 131])

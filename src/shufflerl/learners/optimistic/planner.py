@@ -65,8 +65,8 @@ class Rivals(NamedTuple):
     """All actions against the greedy one as a probe sees them: `gap`, and the `error` of it.
 
     `precision` counts the visits `allocated` to others of the batch; `noise` is the variance of a counter's. So many
-    users come `later` to (h, x) on the greedy way, those at other steps included as far as they count. Who knew all
-    would gain them so much, the value of `perfect` information.
+    users come `later` to (h, x) on the greedy way, those at other steps included as far as they count; they would
+    gain `perfect` by knowing all.
     """
 
     gap: FloatArray
@@ -195,7 +195,8 @@ def find_greedy(rows: Rows, start: FloatArray) -> Greedy:
 
     The variance of an action's gap is that of the row itself, and of what follows where its next states differ from the
     greedy action's: sum (p - p*)^2 D over the next states, D what is open of their value. Of m visits m p go on to a
-    next state, and take D off with so much of its slope.
+    next state and take D off with so much of its slope, that of small tries without noise. Where steps are alike their
+    errors are more than their squares, and all of that falls.
     """
     horizon, states, actions = rows.rewards.shape
     policy = np.empty((horizon, states), dtype=np.int32)
@@ -330,7 +331,8 @@ def plan_probe(
 
     An action with gap d, of error s before and t after m visits, gains R t' psi(d / t') if R users come this way later,
     t'^2 = s^2 - t^2 the variance of what the visits will say of it, and costs m d: the knowledge gradient of a normal
-    law. Without noise no step that the batch has `probed` is probed again.
+    law, of one try or of the best number of them (`best_rival`). Without noise no step that the batch has `probed` is
+    probed again.
     """
     horizon, states = policy.shape
     rivals = find_rivals(rows, greedy, allocated, terms)
@@ -379,9 +381,9 @@ def plan_batch(
 
     Probes first, then optimistic plans, each made as if those before it had been played already. A probe is for as many
     users as its net value is largest for, a plan for as many as double the precision of one of its decisions (or bring
-    it the smallest try). Who is left when there is no room for more plays the greedy policy. The more of the plan's
-    users do as the greedy policy anyhow, the more may probe; a whole try stays for the plans. `variances` are those of
-    a counter's noise if fewer counters are asked; there are uniform `ties` for all policies there may be.
+    it the smallest try). Who is left when there is no room for more plays the greedy policy. With noise more may
+    probe where the plan's users do as the greedy policy anyhow; a whole try stays for the plans. `variances` are those
+    of a counter's noise if fewer counters are asked; there are uniform `ties` for all policies there may be.
 
     Where batches are few, each stands for `parts` of many: it has as many times the probes (one more of the `ties` for
     each), and plans as bold as for a part of its users. A probe whose net value is largest with m users has m / parts
