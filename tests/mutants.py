@@ -64,7 +64,10 @@ _IMPORTED = [
 
 #: Each file and its tests, beside its own examples: the first must let a mutant live before the next are run.
 TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "privacy/accounting.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
+    "privacy/accounting.py": (
+        ("privacy/test_accounting", "privacy/test_accounting_rounding"),
+        ("privacy/test_ledger", "privacy/test_certificate"),
+    ),
     "privacy/audit/auditing.py": (
         ("privacy/audit/test_users", "privacy/audit/test_servers"),
         ("network/test_audit", "network/test_audit_servers"),
@@ -74,9 +77,12 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "privacy/audit/servers.py": (("privacy/audit/test_servers",), ("network/test_audit_servers",)),
     "privacy/audit/statistics.py": (("privacy/audit/test_statistics",), ("privacy/audit/test_users",)),
     "privacy/audit/users.py": (("privacy/audit/test_users",), ("network/test_audit",)),
-    "privacy/loss.py": (("privacy/test_accounting",), ("privacy/test_ledger", "privacy/test_certificate")),
+    "privacy/loss.py": (
+        ("privacy/test_accounting", "privacy/test_accounting_rounding"),
+        ("privacy/test_ledger", "privacy/test_certificate"),
+    ),
     "privacy/certificate.py": (("privacy/test_certificate",),),
-    "privacy/ledger.py": (("privacy/test_ledger",),),
+    "privacy/ledger.py": (("privacy/test_ledger", "privacy/test_ledger_file"),),
     "noise/bits.py": (("test_noise",), ("privatizers/test_privatizers_noise",)),
     "noise/laplace.py": (("test_noise",), ("privatizers/test_privatizers_noise",)),
     "noise/law.py": (("test_noise",), ("privatizers/test_privatizers_noise",)),
@@ -146,7 +152,7 @@ TESTS: dict[str, tuple[tuple[str, ...], ...]] = {
             "network/protocol/test_agreement",
             "network/protocol/test_masking",
             "network/protocol/test_wire_lengths",
-            "network/node/test_node",
+            "network/node/test_reporting",
         ),
         ("network/protocol/test_wire", "network/system/test_device"),
         ("network/coordinator/test_coordinator", "network/shuffler/test_summing", "network/test_audit"),

@@ -61,8 +61,8 @@ _MASS_ERROR = 2e-8
 _ROUNDINGS_PER_LOSS = 4
 # Sums, products, quotients and roots are right to half of this, relatively; exp and log of the C library to all of it.
 _ULP = sys.float_info.epsilon
-#: The Mills ratio is right to this, relatively: erfcx of SciPy to 5 units (`privacy/test_accounting.py` repeats the
-#: measurement), its argument and factor to 3 more.
+#: The Mills ratio is right to this, relatively: erfcx of SciPy to 5 units
+#: (`privacy/test_accounting_rounding.py` repeats the measurement), its argument and factor to 3 more.
 MILLS_ERROR = 16 * _ULP
 
 

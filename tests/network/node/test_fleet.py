@@ -32,8 +32,8 @@ from shufflerl.network.protocol.agreement import Terms, UnacceptableError
 from shufflerl.network.web import contact
 from shufflerl.network.workers import pool
 from shufflerl.privacy.accounting import Budget
-from tests.network.node.test_node import ENV, TERMS, Place, check_sent, place, releases
 from tests.support.network_world import Crash, World, open_batch
+from tests.support.nodes import ENV, TERMS, Place, check_sent, place, releases
 from tests.support.waiting import PATIENCE, until
 from tests.test_cli import Call, call
 

@@ -5,154 +5,34 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-import sqlite3
 import time
-import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import gymnasium
 import httpx2
 import msgspec
 import numpy as np
 import pytest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shufflerl.counts import Batch
 from shufflerl.envs.gym import TabularEnv
 from shufflerl.envs.riverswim import riverswim
 from shufflerl.errors import BudgetExceededError, ContractError, InvalidInputError, StorageError
-from shufflerl.mdp import Mixture
 from shufflerl.network.node import node as module
 from shufflerl.network.node.node import Backoff, Node, Receipt, TimeLimitError, take_part
-from shufflerl.network.node.outbox import Outbox, Parcel
-from shufflerl.network.node.reporting import play
 from shufflerl.network.protocol import wire
-from shufflerl.network.protocol.agreement import Terms, UnacceptableError, announce, parse_announcement
+from shufflerl.network.protocol.agreement import Terms, UnacceptableError
 from shufflerl.network.protocol.wire import Outcome, ProblemError, Verdict
-from shufflerl.network.shuffler.app import ShufflerServer
-from shufflerl.network.stores.store import SQLiteStore
 from shufflerl.network.web import contact
 from shufflerl.noise import PoissonNoise
 from shufflerl.privacy.accounting import Budget, calibrate
 from shufflerl.privacy.loss import privacy_loss
-from tests.network.web.test_http import serving
-from tests.support.network_world import PROBLEM, QUERY, Crash, World, agreement_of, new_identity
+from tests.support.network_world import Crash, World, new_identity
+from tests.support.nodes import ENV, TERMS, Place, Short, place, releases
 from tests.support.waiting import PATIENCE, until
 
-TERMS = Terms(Budget(8.0, 1e-5), min_batch_size=2)
-ENV = TabularEnv(riverswim(np.random.default_rng(0), n_states=2, horizon=2))
-
-
-class Sent(NamedTuple):
-    """All that a request tells beside the bytes of its body."""
-
-    line: str
-    headers: tuple[tuple[str, str], ...]
-    body: int
-
-
-class Overheard:
-    """An application whose requests are written down before they are answered."""
-
-    def __init__(self, app: ASGIApp, sent: list[Sent]) -> None:
-        self.app, self.sent = app, sent
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = 0
-
-        async def overhear() -> Message:
-            nonlocal body
-            message = await receive()
-            body += len(message.get("body", b""))
-            return message
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                path = b"?".join(part for part in (scope["raw_path"], scope["query_string"]) if part)
-                headers = tuple((name.decode(), value.decode()) for name, value in scope["headers"])
-                self.sent.append(Sent(f"{scope['method']} {path.decode()}", headers, body))
-            await send(message)
-
-        await self.app(scope, overhear, answer)
-
-
-class Place:
-    """A shuffler on loopback with one open batch of two users, and nodes with folders of their own."""
-
-    def __init__(self, folder: Path, port: int, world: World, server: ShufflerServer, sent: list[Sent]) -> None:
-        self.folder, self.world, self._server, self.sent = folder, world, server, sent
-        self.invitation = replace(world.invitation, shuffler=f"http://127.0.0.1:{port}")
-        self.tokens: dict[str, bytes] = {}
-
-    def node(self, name: str, **options: Any) -> Node:
-        token = self.tokens.setdefault(name, self.world.mint())
-        arguments: dict[str, Any] = {"invitation": self.invitation, "terms": TERMS, "env": ENV} | options
-        return Node(token=token, folder=self.folder / name, **arguments)
-
-    def parcel(self, name: str) -> Parcel:
-        """What a closed node has in its outbox."""
-        outbox = Outbox(self.folder / name / "outbox.db")
-        parcel = outbox.get("node", self.world.task)
-        outbox.close()
-        assert parcel is not None
-        return parcel
-
-    @property
-    def accepted(self) -> int:
-        return self.world.shuffler.accepted
-
-    def announce(self, *arguments: Any, **changes: Any) -> None:
-        """As the coordinator does; in the server's own thread, as a shuffler is not for two at once."""
-        self._server.owner.submit(self.world.announce, *arguments, **changes).result()
-
-    def fill(self, number: int) -> None:
-        """Others fill the open batch, and its release is scrubbed."""
-        submit = self._server.owner.submit
-        reports = [self.world.report() for _ in range(self.world.users)]
-        submit(partial(self.world.upload, *reports, number=number)).result()
-        submit(self.world.shuffler.advance).result()
-        submit(self.world.scrub, number).result()
-
-    def extend(self, times: int = 1) -> None:
-        """The open batch is given more time; 60 times, and everybody is drawn."""
-        store = self.world.store
-
-        def extend() -> None:
-            for _ in range(times):
-                (batch,) = store.unfinished()
-                store.extend(batch.id, batch.deadline + 1, before=batch.deadline)
-
-        self._server.owner.submit(extend).result()
-
-    def abort(self) -> None:
-        """The open batch comes to nothing."""
-        (batch,) = self.world.store.unfinished()
-        self._server.owner.submit(self.world.store.abort, batch.id).result()
-
-
-def releases(ledger: Path) -> list[str]:
-    """What anybody finds in a ledger's file."""
-    with contextlib.closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as db:
-        return [name for (name,) in db.execute("SELECT name FROM releases")]
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nodes go to their shuffler past what others have set
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    world = World(users=2, store=SQLiteStore(tmp_path / "shuffler.db"), noise_mean=40.0)
-    world.announce()
-    server = ShufflerServer(world.shuffler, world.store)
-    app, sent = server.app, list[Sent]()
-    app.add_middleware(Overheard, sent=sent)
-    with serving(app) as port:
-        yield Place(tmp_path, port, world, server, sent)
+__all__ = ["place"]
 
 
 def test_a_node_takes_part_once(place: Place) -> None:
@@ -504,174 +384,6 @@ def test_a_node_says_what_it_waits_for_and_that_it_was_refused(
     assert node.participate() == Receipt(0, "refused: unauthorized")
     assert "was refused: The token in the envelope was not issued here" in caplog.text
     node.close()
-
-
-class Short(gymnasium.Env[int, int]):
-    """Ends after one step and pays a half."""
-
-    def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
-        return 0, {}
-
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        return 0, 0.5, True, False, {}
-
-
-class Unspeakable(Exception):
-    """Cannot even be told."""
-
-    def __str__(self) -> str:
-        raise ValueError
-
-
-class Odd(Short):
-    """Begins with one thing and answers a step with another; exceptions are raised."""
-
-    def __init__(self, first: Any, then: Any) -> None:
-        self.first, self.then = first, then
-
-    def reset(self, **_: Any) -> Any:
-        if isinstance(self.first, BaseException):
-            raise self.first
-        return self.first, {}
-
-    def step(self, action: int) -> Any:
-        if isinstance(self.then, BaseException):
-            raise self.then
-        return self.then
-
-
-ODD = {
-    "nothing": Odd(None, None),
-    "not a number": Odd(float("nan"), None),
-    "infinite": Odd(float("inf"), None),
-    "text": Odd("left", None),
-    "a list": Odd([0, 1], None),
-    "too large to print": Odd(10**5000, (0, 0.0, False, False, {})),
-    "reset raises": Odd(RuntimeError("at home"), None),
-    "step raises": Odd(0, RuntimeError("at home")),
-    "step raises something unspeakable": Odd(0, Unspeakable()),
-    "step answers nothing": Odd(0, None),
-    "step leads nowhere": Odd(0, (None, 0.0, False, False, {})),
-    "no reward": Odd(0, (0, None, False, False, {})),
-    "reward in words": Odd(0, (0, "much", False, False, {})),
-    "step ends the program": Odd(0, SystemExit(3)),
-    "step is interrupted": Odd(0, KeyboardInterrupt()),
-    "reset closes a generator": Odd(GeneratorExit(), None),
-}
-
-
-HEADERS = ["accept", "accept-encoding", "connection", "host", "user-agent"]
-
-
-def check_sent(place: Place) -> None:
-    """Three requests, whoever sends them: what they tell beside the sealed body is the same for all, and no more."""
-    path = f"/v1/tasks/{place.world.task.hex()}"
-    report = wire.Report(report_id=bytes(16), envelope=bytes(agreement_of(place.world).envelope_bytes))
-    upload = wire.encode(wire.Upload(batch=0, attempt=0, reports=[report]))
-    expected = [
-        (f"GET {path}/batch", HEADERS, 0),
-        (f"GET {path}/status", HEADERS, 0),
-        (f"POST {path}/reports", sorted([*HEADERS, "content-length", "content-type"]), len(upload)),
-    ]
-    found = [(sent.line, sorted(name for name, _ in sent.headers), sent.body) for sent in sorted(set(place.sent))]
-    assert found == expected
-    host = place.invitation.shuffler.removeprefix("http://")
-    for sent in place.sent:
-        assert dict(sent.headers)["host"] == host
-
-
-def test_what_a_node_sends_tells_nothing_of_its_episode_but_sealed(place: Place) -> None:
-    """No header, address or length differs between an episode that pays and one that fails."""
-    for name, env in (("pays", Odd(0, (1, 1.0, False, False, {}))), ("fails", Odd(None, None))):
-        node = place.node(name, env=env)
-        node.participate()
-        node.close()
-    check_sent(place)
-
-
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_whatever_an_environment_does_one_report_is_sent(place: Place, odd: Any, caplog: Any) -> None:
-    """Silence would tell: the node is charged, and what it reports is an episode that nobody played."""
-    node = place.node("a", env=odd)
-    assert node.participate() == Receipt(0, "accepted")
-    node.close()
-    assert place.accepted == 1
-    assert "The episode failed" in caplog.text
-    episode = play(odd, agreement_of(place.world))
-    assert (episode.states.tolist(), episode.rewards.tolist()) == ([[0, 0]], [[0, 0]])
-
-
-@pytest.mark.parametrize("reward", [0, 1])
-@pytest.mark.parametrize(("terminated", "truncated"), [(False, False), (True, False), (False, True)])
-def test_what_is_as_it_should_be_is_reported_as_it_is(
-    reward: int, terminated: bool, truncated: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Rewards of nothing and of one are those very bits; after the end nothing is paid; and nothing is told."""
-    episode = play(Odd(0, (1, float(reward), terminated, truncated, {})), agreement_of(World()))
-    assert episode.states.tolist() == [[0, 1]]
-    assert episode.rewards.tolist() == [[reward, 0 if terminated or truncated else reward]]
-    assert caplog.messages == []
-
-
-def test_an_episode_that_failed_is_one_the_policy_could_have_played() -> None:
-    """In the first state it takes the policy's action there: what is impossible would tell that nobody played."""
-    policy = np.array([[1, 0], [0, 1]], dtype="<u2")
-    agreed = agreement_of(World(), policies=policy.tobytes())
-    for env in ODD.values():
-        episode = play(env, agreed)
-        assert episode.actions.tolist() == [[policy[h, x] for h, x in enumerate(episode.states[0])]]
-
-
-def test_a_program_that_makes_errors_of_warnings_still_reports(place: Place) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for name, odd in (("a", Odd(5, (0, 7.0, True, False, {}))), ("b", Odd(0, RuntimeError()))):
-            node = place.node(name, env=odd)
-            assert node.participate() == Receipt(0, "accepted")
-            node.close()
-
-
-def test_any_environment_with_reset_and_step_is_played(caplog: pytest.LogCaptureFixture) -> None:
-    agreed = agreement_of(World())
-    episodes = [play(Short(), agreed) for _ in range(400)]
-    assert all(episode.states.tolist() == [[0, PROBLEM.n_states - 1]] for episode in episodes)
-    assert all(episode.rewards[0, 1] == 0 for episode in episodes)
-    paid = sum(int(episode.rewards[0, 0]) for episode in episodes)
-    assert 120 < paid < 280  # a fair coin lies outside with probability 1e-15
-
-    class Bad(Short):
-        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-            return 0, 1.5, True, False, {}
-
-    class Elsewhere(Short):
-        def reset(self, **_: Any) -> tuple[int, dict[str, Any]]:
-            return 2, {}
-
-    # Silence would tell the shuffler what the user met: such episodes are reported as the nearest that can be.
-    assert play(Bad(), agreed).rewards.tolist() == [[1, 0]]
-    assert "reward in [0, 1]" in caplog.text
-    assert play(Elsewhere(), agreed).states.tolist() == [[1, 1]]
-    assert "state 2" in caplog.text
-    with pytest.raises(InvalidInputError, match="token"):
-        Node(Short(), World().invitation, TERMS, b"short", Path("unused"))
-
-
-def test_policies_are_played_as_often_as_their_weights_say() -> None:
-    """Of 2,000 episodes those of the second policy are binomial; seven deviations, probability 3e-12."""
-    policies = np.stack([np.zeros((2, 2)), np.ones((2, 2))]).astype(int)
-    announced = announce(
-        Batch(0, 3, Mixture(policies, [0.2, 0.8]), QUERY),
-        PoissonNoise(2.0),
-        task=bytes(16),
-        attempt=0,
-        tag_key=bytes(32),
-        transport=wire.Transport.tags,
-        excludable=0,
-    )
-    agreed, episodes = parse_announcement(wire.encode(announced)), 2000
-    drawn = np.concatenate([play(ENV, agreed).actions for _ in range(episodes)])
-    assert (drawn[:, 0] == drawn[:, 1]).all()
-    assert abs(drawn[:, 0].sum() - 0.8 * episodes) < 7 * np.sqrt(0.8 * 0.2 * episodes)
 
 
 def test_what_a_verdict_means() -> None:
