@@ -40,8 +40,9 @@ class Constants(NamedTuple):
     #: With few batches the first has as many tries as this times the logarithm of all tries there could be, by batch
     #: (2.5 to 4 for 3 to 12 batches; with 40 it makes no difference).
     opening: float = 3.0
-    #: The logarithm of a batch's size grows with this power of its place: with one batch, two, up to 13 or more.
-    growth: tuple[float, ...] = (2.4, 2.3, 2.2, 2.1, 2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.4, 1.3, 1.25)
+    #: The logarithm of a batch's size grows with this power of its place; of N batches with 2.5 - N / 10 if that is
+    #: more.
+    growth: float = 1.25
     #: Users of the smallest try, in deviations of a counter's noise (5 to 7); without noise so few (1 to 2).
     deviations: float = 6.0
     fewest: float = 2.0

@@ -78,7 +78,7 @@ class Optimistic(Learner):
         following = float(self.sizes[self.batches_observed + 1 :][:1].sum())
         left, smallest = float(self.episodes_left - users), smallest_try(math.sqrt(self.noise_variance))
         terms = Outlook(float(users), left, self.noise_variance, smallest, following)
-        # Few batches each stand for several: 10 for the 40 of whoever does not say how many.
+        # Few batches stand for the 40 that there are unless told otherwise: each of 10 for 4.
         parts = max(1.0, C.batches / self.batches) if self.batches and self.noise_variance else 1.0
         ties = self.rng.random((C.policies + round((parts - 1.0) * C.probes), *model.visits.shape))
         policies, shares, asked = plan_batch(model.rows, model.start, terms, self.variances, ties)
@@ -162,7 +162,7 @@ def schedule(episodes: int, noise_sd: float, batches: int, least: int = 0) -> In
     smallest = max(smallest_try(noise_sd), float(least))
     smallest *= max(1.0, C.opening * math.log(max(1.0, episodes / smallest)) / batches)
     count = max(1, min(batches, int(episodes / smallest)))
-    places = (np.arange(count) / max(1, count - 1)) ** C.growth[min(batches, len(C.growth)) - 1]
+    places = (np.arange(count) / max(1, count - 1)) ** max(C.growth, 2.5 - batches / 10)
     low, high = 0.0, math.log(max(1.0, episodes / smallest))
     while high - low > 1e-12 * high:
         growth = (low + high) / 2
